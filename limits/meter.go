@@ -43,12 +43,7 @@ func (m *Meter) Budget() Budget { return m.budget }
 // Add counts usage. Negative counts, which only a broken provider reports, count as
 // zero. Sums stop at the largest int64.
 func (m *Meter) Add(u Usage) {
-	m.used.Rounds = addCounts(m.used.Rounds, u.Rounds)
-	m.used.ToolCalls = addCounts(m.used.ToolCalls, u.ToolCalls)
-	m.used.InputTokens = addCounts(m.used.InputTokens, u.InputTokens)
-	m.used.CachedInputTokens = addCounts(m.used.CachedInputTokens, u.CachedInputTokens)
-	m.used.CacheWriteTokens = addCounts(m.used.CacheWriteTokens, u.CacheWriteTokens)
-	m.used.OutputTokens = addCounts(m.used.OutputTokens, u.OutputTokens)
+	m.used = m.used.Plus(u) // without a cost, because it began without one
 	switch {
 	case u.CostMicroUSD != nil:
 		m.cost = addCounts(m.cost, *u.CostMicroUSD)

@@ -62,7 +62,7 @@ func (t *turn) summarizeOldest(ctx context.Context) (bool, *ending) {
 	case int64(len(next.Text)) >= replaced:
 		return false, t.failCompaction(CompactionTooLong)
 	}
-	t.state.turnStart = trimmedStart(next, before, t.state.turnStart)
+	t.state.turnStart = next.TrimIndex(before, t.state.turnStart)
 	dropped := len(t.history) - len(trimmed)
 	if before == nil {
 		dropped-- // the summary is a message
@@ -75,9 +75,6 @@ func (t *turn) summarizeOldest(ctx context.Context) (bool, *ending) {
 		Summary: *next, Profile: t.profile.Name, Model: t.profile.Model.Info(), Usage: *used,
 		BytesBefore: replaced, BytesAfter: int64(len(next.Text)),
 	})
-	if t.emitErr != nil {
-		return false, &ending{reason: StopTraceUnwritable, err: t.emitErr}
-	}
 	return true, t.checkSpent()
 }
 
@@ -117,18 +114,6 @@ func newSummary(history []Message, before *Summary, turnStart, head, cut int) *S
 	return s
 }
 
-// trimmedStart returns the index of the turn's first message after next trims a history
-// that before trimmed.
-func trimmedStart(next, before *Summary, start int) int {
-	at := before.absoluteIndex(start)
-	for i, kept := range next.Kept {
-		if kept >= at {
-			return i
-		}
-	}
-	return len(next.Kept) + max(at-next.Messages, 0)
-}
-
 // findCut returns the index at which to cut the history to summarize its oldest half,
 // by size. It never separates a call from its results. The first head messages stay,
 // and so does the last round, which the model has not used yet.
@@ -159,14 +144,14 @@ func findCut(history []Message, before *Summary, turnStart, head int) int {
 func (t *turn) failCompaction(reason CompactionFailure) *ending {
 	t.view.failedAt = max(t.view.estimateTokens(), 1)
 	t.emit(ContextCompactionFailed{Reason: reason, Profile: t.profile.Name})
-	if t.emitErr != nil {
-		return &ending{reason: StopTraceUnwritable, err: t.emitErr}
-	}
 	return t.checkSpent()
 }
 
 func (t *turn) checkSpent() *ending {
 	t.emitWarnings()
+	if t.emitErr != nil {
+		return &ending{reason: StopTraceUnwritable, err: t.emitErr}
+	}
 	if e := t.meter.Exceeded(limits.StepClosing, time.Since(t.started)); e != nil {
 		return &ending{reason: StopLimit, limit: e, truncated: true}
 	}

@@ -22,7 +22,7 @@ func AnswerInterrupted(history []Message, ended map[string]bool, note string, em
 		if note != "" {
 			text += " " + note
 		}
-		m := resultMessage(ToolResult{ToolUseID: u.ID, Content: []tools.Block{{Text: text}}, IsError: true})
+		m := refusedResult(u, text)
 		history = append(history, m)
 		if err := emit(MessageAdded{Message: m}); err != nil {
 			return history, err

@@ -3,7 +3,6 @@ package loop
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"go.uber.org/zap"
@@ -111,30 +110,24 @@ func (o Options) validate() error {
 	case len(o.Profiles) == 0 && len(o.Calls) == 0:
 		return ErrNoModel
 	case o.Session == "" || o.Turn == "":
-		return fmt.Errorf("%w: session and turn need an id", ErrInvalid)
+		return errors.New("session and turn need an id")
 	case len(o.Calls) > 0:
 	case o.Unfinished != nil:
 		if o.Unfinished.Start < 0 || o.Unfinished.Start > len(o.History) || len(o.History)+len(o.Messages) == 0 {
-			return fmt.Errorf("%w: the unfinished turn has no messages", ErrInvalid)
+			return errors.New("the unfinished turn has no messages")
 		}
 	case len(o.Messages) == 0 || o.Messages[len(o.Messages)-1].Role != RoleUser:
-		return fmt.Errorf("%w: the last message must be the user's", ErrInvalid)
+		return errors.New("the last message must be the user's")
 	}
 	if o.View != nil {
 		if err := o.View.summary.checkFields(o.History); err != nil {
-			return fmt.Errorf("%w: %w", ErrInvalid, err)
+			return err
 		}
 	}
 	for _, p := range o.Profiles {
-		if err := p.validate(); err != nil {
-			return fmt.Errorf("%w: %w", ErrInvalid, err)
-		}
-		if err := p.CheckPrice(o.Budget); err != nil {
-			return fmt.Errorf("%w: %w", ErrInvalid, err)
+		if err := p.validate(o.Budget); err != nil {
+			return err
 		}
 	}
-	if err := o.Budget.Validate(); err != nil {
-		return fmt.Errorf("%w: %w", ErrInvalid, err)
-	}
-	return nil
+	return o.Budget.Validate()
 }

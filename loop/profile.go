@@ -41,7 +41,7 @@ const (
 	minRetryDelay = 500 * time.Millisecond
 )
 
-func (p Profile) validate() error {
+func (p Profile) validate(b limits.Budget) error {
 	switch {
 	case p.Model == nil:
 		return ErrNoModel
@@ -50,7 +50,7 @@ func (p Profile) validate() error {
 	case p.MaxRetries != nil && *p.MaxRetries < 0 || p.MaxRetryDelay < 0:
 		return errors.New("negative retries")
 	}
-	return nil
+	return p.CheckPrice(b)
 }
 
 // CheckPrice returns an error if the budget bounds the cost but the price is unknown,

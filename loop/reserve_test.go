@@ -321,7 +321,7 @@ func TestCostLimitNeedsAPrice(t *testing.T) {
 	} {
 		o := newTestOptions(nil, nil)
 		o.Profiles, o.Budget.CostMicroUSD = []Profile{tt.profile}, new(int64(1))
-		if err := o.validate(); errors.Is(err, ErrInvalid) != tt.refused {
+		if err := o.validate(); (err != nil) != tt.refused {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

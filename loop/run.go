@@ -3,6 +3,7 @@ package loop
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"go.uber.org/zap"
@@ -11,8 +12,8 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// Run runs one turn. It returns an error, which wraps [ErrInvalid] or [ErrNoModel],
-// only for invalid options.
+// Run runs one turn. It returns an error only for invalid options. The error wraps
+// [ErrInvalid], and [ErrNoModel] if there is no model.
 //
 // If ctx is cancelled, the turn ends as soon as the model and running tools have
 // returned. The cause determines the stop reason: [StopLimit] for a
@@ -26,7 +27,7 @@ import (
 //	      └── messages ── nudge, close, end
 func Run(ctx context.Context, o Options) (Outcome, error) {
 	if err := o.validate(); err != nil {
-		return Outcome{}, err
+		return Outcome{}, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
 	t := newTurn(o)
 	if o.Budget.WallTime != nil {

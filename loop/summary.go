@@ -38,7 +38,15 @@ func (s *Summary) TrimHistory(history []Message, before *Summary) ([]Message, er
 
 // TrimIndex returns the new index of message i of a history that before trimmed once s
 // trims it. If that message is gone, it returns the next remaining one's.
-func (s *Summary) TrimIndex(before *Summary, i int) int { return trimmedStart(s, before, i) }
+func (s *Summary) TrimIndex(before *Summary, i int) int {
+	at := before.absoluteIndex(i)
+	for i, kept := range s.Kept {
+		if kept >= at {
+			return i
+		}
+	}
+	return len(s.Kept) + max(at-s.Messages, 0)
+}
 
 // trimHistory is TrimHistory for a summary that fits. Its text may still be missing.
 func (s *Summary) trimHistory(history []Message, before *Summary) []Message {

@@ -55,7 +55,7 @@ func (t *turn) dispatchCalls(ctx context.Context, uses []ToolUse) *ending {
 			t.log.Error("dispatcher returned no result", zap.String("call", u.ID), zap.String("tool", string(u.Name)))
 			r = tools.Result{CallID: u.ID, Content: []tools.Block{{Text: refusedLost}}, IsError: true}
 		}
-		t.addResult(ToolResult{ToolUseID: u.ID, Content: r.Content, IsError: r.IsError, DenialReason: r.DenialReason})
+		t.addMessage(resultMessage(ToolResult{ToolUseID: u.ID, Content: r.Content, IsError: r.IsError, DenialReason: r.DenialReason}))
 	}
 	t.meter.Add(limits.Usage{ToolCalls: int64(len(uses))})
 	spending.chargeTo(&t.meter)
@@ -89,11 +89,12 @@ func (t *turn) maxResultBytes(n int) int {
 
 func (t *turn) refuseCall(u ToolUse, message string, class tools.ErrorClass, reason string) {
 	t.emit(CallRefused{CallID: u.ID, Name: u.Name, Class: class, Reason: reason, Message: message})
-	t.addResult(ToolResult{ToolUseID: u.ID, Content: []tools.Block{{Text: message}}, IsError: true})
+	t.addMessage(refusedResult(u, message))
 }
 
-func (t *turn) addResult(r ToolResult) {
-	t.addMessage(resultMessage(r))
+// refusedResult returns the message with an error in place of a call's result.
+func refusedResult(u ToolUse, message string) Message {
+	return resultMessage(ToolResult{ToolUseID: u.ID, Content: []tools.Block{{Text: message}}, IsError: true})
 }
 
 func resultMessage(r ToolResult) Message {
