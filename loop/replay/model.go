@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"go.uber.org/zap"
 
@@ -26,8 +25,6 @@ type Options struct {
 	// result. It must not call the model. If it is nil, differences are logged as
 	// warnings.
 	Report func(Difference)
-	// Pace is the pause between an answer's pieces, for people who read along.
-	Pace time.Duration
 	// Logger may be nil.
 	Logger *zap.Logger
 }
@@ -176,15 +173,7 @@ func (m *Model) deliverText(ctx context.Context, text string, onDelta func(loop.
 	if onDelta == nil {
 		return nil
 	}
-	for i, piece := range strings.SplitAfter(text, " ") {
-		if i > 0 && m.options.Pace > 0 {
-			pause := time.NewTimer(m.options.Pace)
-			select {
-			case <-pause.C:
-			case <-ctx.Done():
-				pause.Stop()
-			}
-		}
+	for piece := range strings.SplitAfterSeq(text, " ") {
 		if ctx.Err() != nil {
 			return fmt.Errorf("replay %s: %w", m.path, context.Cause(ctx))
 		}

@@ -8,8 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
@@ -186,27 +184,21 @@ func TestCompleteWithoutTools(t *testing.T) {
 	}
 }
 
-func TestPace(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m, err := openRecording(t, "s.yaml", "version: 1\nturns:\n- text: one two three\n- text: one two three\n", Options{Pace: time.Second})
-		if err != nil {
-			t.Fatal(err)
-		}
-		began := time.Now()
-		var pieces []string
-		if _, err := m.Complete(t.Context(), loop.Request{}, func(d loop.Delta) { pieces = append(pieces, d.Text) }); err != nil {
-			t.Fatal(err)
-		}
-		if took := time.Since(began); took != 2*time.Second || len(pieces) != 3 {
-			t.Errorf("%d pieces in %v", len(pieces), took)
-		}
-		why := errors.New("interrupted")
-		ctx, cancel := context.WithCancelCause(t.Context())
-		_, err = m.Complete(ctx, loop.Request{}, func(loop.Delta) { cancel(why) })
-		if !errors.Is(err, why) {
-			t.Errorf("error %v", err)
-		}
-	})
+func TestPieces(t *testing.T) {
+	m, err := openRecording(t, "s.yaml", "version: 1\nturns:\n- text: one two three\n- text: one two three\n", Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pieces []string
+	if _, err := m.Complete(t.Context(), loop.Request{}, func(d loop.Delta) { pieces = append(pieces, d.Text) }); err != nil || len(pieces) != 3 {
+		t.Fatalf("pieces %q, %v", pieces, err)
+	}
+	why := errors.New("interrupted")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	_, err = m.Complete(ctx, loop.Request{}, func(loop.Delta) { cancel(why) })
+	if !errors.Is(err, why) {
+		t.Errorf("error %v", err)
+	}
 }
 
 func scriptErrorCases() map[string]struct{ script, want string } {
