@@ -102,7 +102,11 @@ func Open(ctx context.Context, o Options, dir string) (_ *images.BuildNetwork, e
 	plan := *net.Plan()
 	plan.Shared = true
 	resources := limits.DefaultResources()
-	resources.MemoryBytes, resources.PIDs, resources.TmpBytes, resources.ShmBytes, resources.HomeBytes = memory, limits.MinPIDs, 1<<20, 1<<20, 1<<20
+	resources.MemoryBytes = memory
+	resources.PIDs = limits.MinPIDs
+	resources.TmpBytes = 1 << 20
+	resources.ShmBytes = 1 << 20
+	resources.HomeBytes = 1 << 20
 	box, err := o.Backend.Create(ctx, sandbox.Spec{
 		Session: session.Session, Setup: sandbox.Setup{Image: images.Reference{Scheme: images.SchemeHost}, Resources: resources},
 		Dir: filepath.Join(session.Path, sessiondir.SandboxDir), Workspace: sandbox.Workspace{Path: work.Path, Dir: work.Dir}, Egress: &plan,

@@ -197,7 +197,9 @@ func (t SmokeTest) checkAttestation(a sandbox.Attestation, info sandbox.Info, to
 	f := Finding{Check: checkStart, Result: OK, Detail: detail}
 	lost := slices.DeleteFunc(slices.Clone(a.Lost), func(text string) bool { return slices.Contains(info.Lost, text) })
 	if t.RefuseLost && len(a.Lost) > 0 {
-		lost, f.Result, f.Fault = a.Lost, Failed, FaultSandbox
+		lost = a.Lost
+		f.Result = Failed
+		f.Fault = FaultSandbox
 		f.Hint = "refuse_lost is set, so nothing runs: choose another backend, fix the losses, or remove refuse_lost."
 	}
 	if len(a.Localhost) == 0 && f.Result == OK {

@@ -162,11 +162,15 @@ func (b BudgetWarning) String() string {
 	used, limit, what := strconv.FormatInt(b.Used, 10), strconv.FormatInt(b.Limit, 10), string(b.What)
 	switch b.What {
 	case limits.KindCost:
-		used, limit, what = CostUSD(&b.Used), CostUSD(&b.Limit), "US dollars"
+		used = CostUSD(&b.Used)
+		limit = CostUSD(&b.Limit)
+		what = "US dollars"
 	case limits.KindToolCalls:
 		what = "tool calls"
 	case limits.KindWallTime:
-		used, limit, what = (time.Duration(b.Used) * time.Millisecond).String(), (time.Duration(b.Limit) * time.Millisecond).String(), "of wall time"
+		used = (time.Duration(b.Used) * time.Millisecond).String()
+		limit = (time.Duration(b.Limit) * time.Millisecond).String()
+		what = "of wall time"
 	}
 	return fmt.Sprintf("%s of %s %s%s used", used, limit, what, ofCeiling(b.Period, b.Profile))
 }

@@ -72,7 +72,9 @@ func (o Options) findSignal(signal string) (*endpoint, error) {
 	switch {
 	case raw != "":
 	case o.Endpoint != "":
-		variable, raw, headers = "endpoint", o.Endpoint, o.Headers
+		variable = "endpoint"
+		raw = o.Endpoint
+		headers = o.Headers
 	case word == "otlp":
 		raw = defaultEndpoint
 	default:

@@ -43,7 +43,9 @@ const (
 // for the collector that the operator named.
 func (e *endpoint) makeClient(config *tls.Config) {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
-	transport.TLSClientConfig, transport.MaxIdleConns, transport.MaxIdleConnsPerHost = config, 2, 2
+	transport.TLSClientConfig = config
+	transport.MaxIdleConns = 2
+	transport.MaxIdleConnsPerHost = 2
 	e.client = &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }
 

@@ -236,7 +236,9 @@ func (a *atif) addMessage(r record.Record, m record.Message) {
 		step.Source = "agent"
 		a.addUsage(step)
 	}
-	a.step, a.calls, a.ended = step, map[string]map[string]any{}, map[string]map[string]any{}
+	a.step = step
+	a.calls = map[string]map[string]any{}
+	a.ended = map[string]map[string]any{}
 	for _, b := range m.Blocks {
 		switch {
 		case b.Text != nil:
@@ -302,7 +304,9 @@ func (a *atif) addUsage(step *atifStep) {
 	} else {
 		a.unknown = true
 	}
-	a.total.Prompt, a.total.Completion, a.total.Cached = a.total.Prompt+step.Metrics.Prompt, a.total.Completion+u.OutputTokens, a.total.Cached+u.CachedInputTokens
+	a.total.Prompt += step.Metrics.Prompt
+	a.total.Completion += u.OutputTokens
+	a.total.Cached += u.CachedInputTokens
 	a.modelCalls, a.used = 0, limits.Usage{}
 }
 

@@ -123,7 +123,10 @@ func (e *Entry) readLast(f *os.File) error {
 	}
 	e.Last, e.Records = rec.Time, rec.Seq
 	if p, ok := decodePayload[record.SessionEnded](rec); ok {
-		e.Reason, e.ExitStatus, e.CostUSD, e.WallMS = string(p.Reason), &p.ExitStatus, p.CostUSD, p.WallMS
+		e.Reason = string(p.Reason)
+		e.ExitStatus = &p.ExitStatus
+		e.CostUSD = p.CostUSD
+		e.WallMS = p.WallMS
 	}
 	if c, ok := decodePayload[record.UserCommandEnded](before); ok && e.Reason == string(runner.StopNoTurn) {
 		e.Command = c.ExitStatus.String()

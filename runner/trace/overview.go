@@ -111,7 +111,9 @@ func (o *Overview) addRecord(r record.Record) {
 	switch r.Kind {
 	case record.KindSessionCreated:
 		if p, ok := decodePayload[record.SessionCreated](r); ok && o.Created == nil {
-			o.Created, o.Task, o.Egress = &p, p.Task, p.Egress
+			o.Created = &p
+			o.Task = p.Task
+			o.Egress = p.Egress
 		}
 	case record.KindSessionResumed:
 		if p, ok := decodePayload[record.SessionResumed](r); ok {

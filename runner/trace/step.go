@@ -115,7 +115,6 @@ type Call struct {
 	Output      string // as the model got it
 	OutputBytes int
 	IsError     bool
-	answered    bool
 }
 
 // Reached are the connections of a call's command to one host.
@@ -257,7 +256,9 @@ func (s *Steps) callStep(r record.Record, id string, name tools.Name) *Call {
 		step = &made
 		s.open[id], s.order = step, append(s.order, id)
 	}
-	step.Seq, step.Record, step.Time = r.Seq, r.ID, r.Time
+	step.Seq = r.Seq
+	step.Record = r.ID
+	step.Time = r.Time
 	if step.Call.Name == "" {
 		step.Call.Name = name
 	}

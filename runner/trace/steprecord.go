@@ -58,7 +58,11 @@ func (s *Steps) handleRecord(r record.Record) bool {
 	case record.KindModelCallCompleted:
 		return withPayload(r, func(p record.ModelCallCompleted) {
 			s.finishModelCall(r, func(m *ModelCall) {
-				m.Round, m.Purpose, m.LatencyMS, m.Usage, m.Finish = p.Round, p.Purpose, p.LatencyMS, p.Usage, p.Finish
+				m.Round = p.Round
+				m.Purpose = p.Purpose
+				m.LatencyMS = p.LatencyMS
+				m.Usage = p.Usage
+				m.Finish = p.Finish
 			})
 		})
 	case record.KindModelCallFailed:
@@ -192,7 +196,8 @@ func (s *Steps) splitMessage(r record.Record, m record.Message) {
 			}
 		case b.ToolResult != nil:
 			c := s.callStep(r, b.ToolResult.ToolUseID, "")
-			c.Output, c.IsError, c.answered = tools.Elide(resultText(b.ToolResult.Content), maxText), b.ToolResult.IsError, true
+			c.Output = tools.Elide(resultText(b.ToolResult.Content), maxText)
+			c.IsError = b.ToolResult.IsError
 			s.finishCall(c.ID)
 		}
 	}
@@ -225,12 +230,18 @@ func (s *Steps) handleToolRecord(r record.Record) bool {
 	case record.KindToolCalled:
 		return withPayload(r, func(p record.ToolCalled) {
 			c := s.callStep(r, p.CallID, p.Name)
-			c.Class, c.Summary, c.Rule, c.Started = p.Class, tools.Elide(p.Summary, maxText), tools.Elide(p.Rule, maxText), r.Time
+			c.Class = p.Class
+			c.Summary = tools.Elide(p.Summary, maxText)
+			c.Rule = tools.Elide(p.Rule, maxText)
+			c.Started = r.Time
 		})
 	case record.KindToolCompleted:
 		return withPayload(r, func(p record.ToolCompleted) {
 			c := s.callStep(r, p.CallID, p.Name)
-			c.Status, c.Ended, c.LatencyMS, c.OutputBytes = CallDone, r.Time, p.LatencyMS, p.OutputBytes
+			c.Status = CallDone
+			c.Ended = r.Time
+			c.LatencyMS = p.LatencyMS
+			c.OutputBytes = p.OutputBytes
 			if !p.Success {
 				c.Status = CallUnsuccess
 			}
@@ -239,17 +250,24 @@ func (s *Steps) handleToolRecord(r record.Record) bool {
 	case record.KindToolFailed:
 		return withPayload(r, func(p record.ToolFailed) {
 			c := s.callStep(r, p.CallID, p.Name)
-			c.Status, c.Ended, c.LatencyMS = CallFailed, r.Time, p.LatencyMS
+			c.Status = CallFailed
+			c.Ended = r.Time
+			c.LatencyMS = p.LatencyMS
 			switch p.Class {
 			case tools.ErrorPermissionDenied, tools.ErrorUserDenied, tools.ErrorConfirmationTimeout:
 				c.Status = CallDenied
 			}
-			c.ErrorClass, c.Reason, c.Error, c.Modified = string(p.Class), tools.Elide(p.Reason, maxText), tools.Elide(p.Message, maxText), p.FilesModified
+			c.ErrorClass = string(p.Class)
+			c.Reason = tools.Elide(p.Reason, maxText)
+			c.Error = tools.Elide(p.Message, maxText)
+			c.Modified = p.FilesModified
 		})
 	case record.KindToolInputInvalid:
 		return withPayload(r, func(p record.ToolInputInvalid) {
 			c := s.callStep(r, p.CallID, p.Name)
-			c.Status, c.Ended, c.ErrorClass = CallInvalid, r.Time, "input_invalid"
+			c.Status = CallInvalid
+			c.Ended = r.Time
+			c.ErrorClass = "input_invalid"
 			c.Error = tools.Elide(strings.Join(p.Errors, "\n"), maxText)
 		})
 	case record.KindConfirmationRequested:

@@ -52,7 +52,11 @@ func Verify(s Session) (Verdict, error) {
 			}
 		}
 	})
-	v.Records, v.Omitted, v.Hash, v.Torn, v.Live = o.Records, o.Omitted, o.Hash, o.Torn, o.Live
+	v.Records = o.Records
+	v.Omitted = o.Omitted
+	v.Hash = o.Hash
+	v.Torn = o.Torn
+	v.Live = o.Live
 	v.Damage = cmp.Or(v.Damage, o.Damage)
 	if err == nil && v.Damage == "" && v.Ended && !v.Live {
 		if changed := verifyRequests(s, o.Ended); changed != nil {
