@@ -109,9 +109,16 @@ func (p past) sessionView(lives, whole bool) Session {
 	}
 	switch e := p.ended; {
 	case e != nil:
-		v.State, v.Turns, v.Usage, v.CostUSD, v.Reason, v.Exit = StateEnded, &e.Turns, e.Usage, e.CostUSD, string(e.Reason), &e.ExitStatus
+		v.State = StateEnded
+		v.Turns = &e.Turns
+		v.Usage = e.Usage
+		v.CostUSD = e.CostUSD
+		v.Reason = string(e.Reason)
+		v.Exit = &e.ExitStatus
 		if whole {
-			v.Attestation, v.Restarts, v.Left = e.Attestation, e.Restarts, e.Left
+			v.Attestation = e.Attestation
+			v.Restarts = e.Restarts
+			v.Left = e.Left
 			if e.Problem != nil {
 				v.Problem = new(Failure(pastProblem(p.id, *e)))
 			}

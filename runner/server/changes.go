@@ -194,8 +194,12 @@ func (a changesAPI) readPastDiff(ctx context.Context, id, dir string) (Diff, str
 	default:
 		return Diff{}, "", newProblem(http.StatusGone, "no_changes", "session "+id+" was interrupted, and left no list of its changes", "In bind mode, its changes are in the workspace")
 	}
-	out.Files, out.FilesOmitted, out.Count = record.NonNil(report.Changed), report.ChangedOmitted, report.ChangedCount
-	out.HostExecuted, out.HostExecutedOmitted, out.Incomplete = record.NonNil(report.HostExecuted), report.HostExecutedOmitted, report.Incomplete
+	out.Files = record.NonNil(report.Changed)
+	out.FilesOmitted = report.ChangedOmitted
+	out.Count = report.ChangedCount
+	out.HostExecuted = record.NonNil(report.HostExecuted)
+	out.HostExecutedOmitted = report.HostExecutedOmitted
+	out.Incomplete = report.Incomplete
 	if report.Overlay != nil {
 		out.Changes = a.layersState(dir, report.Overlay)
 		out.Conflicts, out.LeftOut = record.NonNil(report.Overlay.Conflicts), record.NonNil(report.Overlay.LeftOut)
@@ -235,9 +239,6 @@ func (a changesAPI) readKeptDiff(ctx context.Context, l *overlay.Layers) (change
 }
 
 func (a changesAPI) openWorkspace(l *overlay.Layers) (*runner.Workspace, error) {
-	if a.open == nil {
-		return nil, newProblem(http.StatusForbidden, "workspace", "this server does not open workspaces of ended sessions", "")
-	}
 	w, err := a.open(l.Info().Workspace)
 	if err != nil {
 		return nil, a.sessions.asProblem("open workspace", err)

@@ -87,7 +87,8 @@ func (f *feed) publishDelta(d runner.Delta) {
 			sub.gap = true
 			continue
 		}
-		next.Omitted, sub.gap = sub.gap, false
+		next.Omitted = sub.gap
+		sub.gap = false
 		sub.deltas, sub.bytes = append(sub.deltas, next), sub.bytes+len(d.Text)
 		sub.wakeReader()
 	}
@@ -116,6 +117,8 @@ func (f *feed) lastSeq() (seq int64, ended bool) {
 func (f *feed) takeDeltas(sub *subscription) (deltas []delta, seq int64, ended bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	deltas, sub.deltas, sub.bytes = sub.deltas, nil, 0
+	deltas = sub.deltas
+	sub.deltas = nil
+	sub.bytes = 0
 	return deltas, f.seq, f.ended
 }

@@ -32,7 +32,7 @@ const (
 )
 
 // Options are the options of a server. StateDir, Prepare, Resume,
-// PrepareSandbox and Tokens are required.
+// PrepareSandbox, OpenWorkspace and Tokens are required.
 type Options struct {
 	// StateDir is the state directory. It has the sessions of all Caissons of
 	// its user.

@@ -25,8 +25,8 @@ type Server struct {
 
 // New returns a server that does not listen yet.
 func New(o Options) (*Server, error) {
-	if o.StateDir == "" || o.Prepare == nil || o.PrepareSandbox == nil {
-		return nil, errors.New("new server: Options.StateDir, Options.Prepare or Options.PrepareSandbox is missing")
+	if o.StateDir == "" || o.Prepare == nil || o.Resume == nil || o.PrepareSandbox == nil || o.OpenWorkspace == nil {
+		return nil, errors.New("new server: a required option is missing")
 	}
 	o.setDefaults()
 	keys, err := newKeyring(o.Tokens)

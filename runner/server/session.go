@@ -82,9 +82,14 @@ func (s *session) openRun(ctx, lifetime context.Context, opts *Options) error {
 	if err != nil {
 		return s.asProblem("prepare session", err)
 	}
-	s.id, s.dir, s.done = o.Dir.Session, o.Dir.Path, done
+	s.id = o.Dir.Session
+	s.dir = o.Dir.Path
+	s.done = done
 	s.confirmations.session = s.id
-	o.Task, o.Broker, o.Live, o.Force = s.task, s.confirmations.broker, s.feed.publishDelta, opts.Force
+	o.Task = s.task
+	o.Broker = s.confirmations.broker
+	o.Live = s.feed.publishDelta
+	o.Force = opts.Force
 	o.Mirror, o.User = s.observeRecord, s.client.runnerUser()
 	o.Hint = sessionHint
 	if s.run, err = runner.Open(lifetime, o); err != nil {

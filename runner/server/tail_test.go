@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -18,7 +17,6 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/loop"
-	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/tools"
@@ -76,15 +74,8 @@ type reader struct {
 
 func newReader(tb testing.TB, state string) *reader {
 	tb.Helper()
-	s, err := New(Options{
-		StateDir: state, Tokens: []Token{{Label: "alice", Value: aliceToken}},
-		PrepareSandbox: func(context.Context, NewSandbox) (runner.Options, func(), error) {
-			return runner.Options{}, nil, errors.New("no sandboxes here")
-		},
-		Prepare: func(context.Context, NewSession) (runner.Options, func(), error) {
-			return runner.Options{}, nil, errors.New("it only reads")
-		},
-	})
+	w := &testEnv{state: state}
+	s, err := New(w.options())
 	if err != nil {
 		tb.Fatal(err)
 	}

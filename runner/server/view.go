@@ -233,8 +233,13 @@ func displayTitle(text string) string {
 
 // setFacts sets the fields that the first record has.
 func (v *Session) setFacts(c record.SessionCreated, whole bool) {
-	v.Workspace, v.Mode, v.Backend, v.Image = c.Workspace, c.WorkspaceMode, c.Backend.Chosen, c.Image
-	v.Model, v.Policy, v.Client = c.Model.String(), c.Policy, c.Client
+	v.Workspace = c.Workspace
+	v.Mode = c.WorkspaceMode
+	v.Backend = c.Backend.Chosen
+	v.Image = c.Image
+	v.Model = c.Model.String()
+	v.Policy = c.Policy
+	v.Client = c.Client
 	if whole {
 		v.Resources, v.Budget = &c.Resources, &c.Budget
 		if c.SessionBudget != (record.Budget{}) {
