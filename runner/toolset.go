@@ -116,7 +116,7 @@ func (t toolset) workerTools(fetched tools.Factory) []tools.Factory {
 func (t toolset) memoryTools() []tools.Factory {
 	redact := redact.New(t.opts.Secrets)
 	return memory.Factories(memory.Options{
-		Store: t.opts.Memory, Enabled: t.opts.Memory != nil,
+		Store:  t.opts.Memory,
 		Redact: func(text string) string { return string(redact.Bytes([]byte(text))) },
 		Warn:   t.events.recordWarning,
 	})

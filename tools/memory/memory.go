@@ -17,15 +17,11 @@ import (
 
 // Options configure the tools.
 type Options struct {
-	// Store holds the notes. Running a tool requires it.
+	// Store holds the notes. Without one, the tools are disabled by default.
 	Store *Store
-	// Enabled reports whether the tools are enabled by default.
-	Enabled bool
-	// Redact removes secrets from each text before it is stored. Nil leaves texts
-	// unchanged.
+	// Redact removes secrets from each text before it is stored.
 	Redact func(string) string
-	// Warn is called if the notes could not be read and were moved aside. It may be
-	// nil.
+	// Warn is called if the notes could not be read and were moved aside.
 	Warn func(string)
 }
 
@@ -52,17 +48,11 @@ type input struct {
 
 // Factories returns a factory for each tool.
 func Factories(o Options) []tools.Factory {
-	if o.Redact == nil {
-		o.Redact = func(s string) string { return s }
-	}
-	if o.Warn == nil {
-		o.Warn = func(string) {}
-	}
 	var all []tools.Factory
 	for _, k := range []kind{newAddKind(), newReplaceKind(), newConsolidateKind()} {
 		k.def.Class = tools.ClassWrite
 		k.def.Runs = tools.PlaceState
-		k.def.EnabledByDefault = o.Enabled
+		k.def.EnabledByDefault = o.Store != nil
 		k.def.Summary = summarizeInput
 		k.def.Aliases = map[string]string{"content": "text", "note": "text", "memory": "text"}
 		all = append(all, func() tools.Tool { return &tool{kind: k, opts: o} })

@@ -41,7 +41,7 @@ func newFixture(t *testing.T) *fixture {
 		t.Fatal(err)
 	}
 	o := Options{
-		Store: b.store, Enabled: true,
+		Store:  b.store,
 		Redact: func(s string) string { return strings.ReplaceAll(s, "hunter2hunter2", "[redacted]") },
 		Warn:   func(w string) { b.warnings = append(b.warnings, w) },
 	}
@@ -258,7 +258,7 @@ func TestMemoryFollowsNoLink(t *testing.T) {
 func TestMemoryThatWasShown(t *testing.T) {
 	b := newFixture(t)
 	b.call(AddName, `{"text":"one"}`)
-	factory := Factories(Options{Store: b.store})[1]
+	factory := Factories(Options{Store: b.store, Redact: func(s string) string { return s }})[1]
 	call := &tools.Call{Input: json.RawMessage(`{"id":"m1","text":"two"}`)}
 	p, err := factory().(tools.Projector).Project(t.Context(), call)
 	if err != nil || !strings.Contains(p.Diff, "-m1: one\n+m1: two\n") {
