@@ -15,6 +15,7 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 	"go.uber.org/goleak"
+	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/tools"
 )
@@ -221,7 +222,9 @@ func newHarness(t testing.TB, servers map[string]serverFunc, change func(*Option
 			defer h.mu.Unlock()
 			h.events = append(h.events, e)
 		},
-		Roots: "file:///workspace",
+		Roots:  "file:///workspace",
+		Redact: func(text string) string { return text },
+		Log:    zap.NewNop(),
 	}
 	for name := range servers {
 		o.Servers = append(o.Servers, Server{Name: name, Command: name})

@@ -350,11 +350,7 @@ func (s *server) serverLog() *zap.Logger {
 }
 
 func (s *server) redactText(text string) string {
-	text = s.oauth.Load().Redact(text)
-	if s.set.opts.Redact == nil {
-		return text
-	}
-	return s.set.opts.Redact(text)
+	return s.set.opts.Redact(s.oauth.Load().Redact(text))
 }
 
 func (s *server) redactSkipped(list []Skipped) []Skipped {

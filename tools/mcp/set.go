@@ -15,7 +15,7 @@ import (
 	"github.com/caisson-run/caisson/tools/mcp/oauth"
 )
 
-// Options configure a [Set]. Stdio servers need Launch, others HTTPClient.
+// Options configure a [Set]. Only Tokens may be nil.
 type Options struct {
 	Servers []Server
 	// Launch starts a stdio server and returns once it runs. ctx bounds only the
@@ -25,7 +25,7 @@ type Options struct {
 	// HTTPClient makes the client for a server over HTTP, under the session's
 	// policy.
 	HTTPClient func(s Server) (*http.Client, error)
-	// Tokens has the tokens of servers that people have signed in to. It may be
+	// Tokens has the tokens of servers that people have signed in to.
 	// nil.
 	Tokens *oauth.Store
 	// Register and Unregister change the session's tools.
@@ -36,12 +36,11 @@ type Options struct {
 	Report func(Event)
 	// Roots is the only root that servers are told, such as file:///workspace.
 	Roots string
-	// Redact removes secrets from servers' texts that are reported or logged. It
-	// may be nil.
+	// Redact removes secrets from servers' texts that are reported or logged.
 	Redact func(string) string
 	// Version is Caisson's version, for servers.
 	Version string
-	// Log gets details besides the events. It may be nil.
+	// Log gets details besides the events.
 	Log *zap.Logger
 }
 
@@ -74,9 +73,6 @@ type Set struct {
 // NewSet checks the configuration and returns a Set in which no server runs yet.
 // Its error is a [*ConfigError].
 func NewSet(o Options) (*Set, error) {
-	if o.Log == nil {
-		o.Log = zap.NewNop()
-	}
 	s := &Set{opts: o, limits: defaultFrameLimits, turns: make(chan struct{}, startParallel)}
 	seen := map[string]bool{}
 	for _, cfg := range o.Servers {
@@ -85,8 +81,6 @@ func NewSet(o Options) (*Set, error) {
 			return nil, err
 		case seen[cfg.Name]:
 			return nil, &ConfigError{Server: cfg.Name, Problem: "configured twice"}
-		case cfg.Command != "" && o.Launch == nil || cfg.URL != "" && o.HTTPClient == nil:
-			return nil, &ConfigError{Server: cfg.Name, Problem: "transport is not available"}
 		}
 		seen[cfg.Name] = true
 		s.servers = append(s.servers, newServer(s, cfg))

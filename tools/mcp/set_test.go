@@ -62,7 +62,6 @@ func TestNewSetRefuses(t *testing.T) {
 		{"twice", []Server{{Name: "a", Command: "x"}, {Name: "a", Command: "y"}}, "configured twice"},
 		{"neither", []Server{{Name: "a"}}, "neither"},
 		{"both", []Server{{Name: "a", Command: "x", URL: "https://x.example/"}}, "both"},
-		{"no client", []Server{{Name: "a", URL: "https://x.example/"}}, "not available"},
 		{"timeout", []Server{{Name: "a", Command: "x", CallTimeout: -1}}, "negative"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
