@@ -39,6 +39,20 @@ const (
 	OutcomeInterrupted  = 130 // SIGINT; 128 plus the signal's number for others
 )
 
+// outcomeCodes are the codes of faults; others have OutcomeFailed.
+var outcomeCodes = map[FaultKind]int{
+	FaultModelKey:     OutcomeAuth,
+	FaultSandboxStart: OutcomeSandboxStart,
+	FaultSandboxLost:  OutcomeSandboxLost,
+	FaultLimit:        OutcomeLimit,
+	FaultRecords:      OutcomeFatal,
+	FaultNoApprover:   OutcomeNoApprover,
+	FaultConflicts:    OutcomeConflict,
+	FaultUnverified:   OutcomeUnverified,
+	FaultFormat:       OutcomeFormat,
+	FaultCancelled:    OutcomeInterrupted,
+}
+
 // OutcomeCode returns the code of a report. An interruption beats errors, and errors beat
 // success. An unvouched workspace beats success, a limit and a missing approval.
 func OutcomeCode(r Report) int {
@@ -48,52 +62,36 @@ func OutcomeCode(r Report) int {
 			return OutcomeUnvouched
 		}
 	}
-	switch r.Reason {
-	case loop.StopAnswered:
-		switch {
-		case r.Unapproved > 0:
-			return OutcomeNoApprover
-		case len(r.AnswerProblems) > 0:
-			return OutcomeFormat
-		case r.Verification != nil && !r.Verification.Passed:
-			return OutcomeUnverified
-		case r.ReplayFailed:
-			return OutcomeFailed
-		case r.ApplyRefused:
-			return OutcomeConflict
-		case r.Overlay != nil && len(r.Overlay.Failed) > 0:
-			return OutcomeFailed
-		case len(r.Left) > 0:
-			return OutcomeFailed
-		}
+	kind := r.faultKind()
+	switch {
+	case kind == "" && (r.Reason == loop.StopAnswered || r.Reason == StopNoTurn):
 		return OutcomeDone
-	case StopNoTurn:
-		if len(r.Left) > 0 {
-			return OutcomeFailed
-		}
-		return OutcomeDone
-	case loop.StopAuth:
-		return OutcomeAuth
-	case loop.StopSandboxStart:
-		if errors.As(r.Err, new(*sandbox.MountError)) || errors.As(r.Err, new(*images.UserError)) {
-			return OutcomeInput
-		}
-		return OutcomeSandboxStart
-	case loop.StopSandboxLost:
-		return OutcomeSandboxLost
-	case loop.StopLimit:
-		return OutcomeLimit
-	case loop.StopTraceUnwritable:
-		return OutcomeFatal
-	case loop.StopNoApprover:
-		return OutcomeNoApprover
-	case loop.StopCancelled:
-		if r.Signal > 0 {
-			return 128 + r.Signal
-		}
-		return OutcomeInterrupted
+	case kind == FaultSandboxStart && (errors.As(r.Err, new(*sandbox.MountError)) || errors.As(r.Err, new(*images.UserError))):
+		return OutcomeInput
+	case kind == FaultCancelled && r.Signal > 0:
+		return 128 + r.Signal
 	}
-	return OutcomeFailed // provider_failed, stuck
+	return cmp.Or(outcomeCodes[kind], OutcomeFailed)
+}
+
+// faultKind returns what went wrong, or "".
+func (r Report) faultKind() FaultKind {
+	switch {
+	case r.Reason != loop.StopAnswered:
+		return FaultOf(r.Session, r.SessionEnded).Kind
+	case r.Unapproved > 0:
+		return FaultNoApprover
+	}
+	r.Denials = nil // the agent managed in spite of them
+	kind := faultOfDone(r.SessionEnded)
+	switch {
+	case kind == FaultFormat, kind == FaultUnverified:
+	case r.ReplayFailed:
+		return FaultReplay
+	case r.ApplyRefused:
+		return FaultConflicts
+	}
+	return kind
 }
 
 // Interrupted is the cause with which a signal cancels a run.
@@ -126,21 +124,7 @@ func (s *Session) describeProblem(r Report) *record.Problem {
 // model call, or zero.
 func (s *Session) findFault(r Report, failure record.ModelCallFailed) (Fault, bool) {
 	f := FaultOf(r.Session, r.SessionEnded)
-	if r.Reason == loop.StopAnswered {
-		if r.Unapproved == 0 { // the agent managed in spite of its denials
-			r.Denials = nil
-			f.Kind = faultOfDone(r.SessionEnded)
-		}
-		switch {
-		case r.Unapproved > 0:
-			f.Kind = FaultNoApprover
-		case f.Kind == FaultFormat, f.Kind == FaultUnverified:
-		case r.ReplayFailed:
-			f.Kind = FaultReplay
-		case r.ApplyRefused:
-			f.Kind = FaultConflicts
-		}
-	}
+	f.Kind = r.faultKind()
 	f.Dir, f.Overlay, f.Err = s.dir, s.opts.isOverlay(), r.Err
 	switch f.Kind {
 	case FaultModel, FaultModelKey:
