@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -175,18 +174,18 @@ func serveManyTools(t *testing.T) string {
 	return s.URL
 }
 
-// A session with 50 servers of 40 tools offers its model only the loaded ones.
+// A session with 12 servers of 40 tools offers its model only the loaded ones.
 func TestManyToolsInSession(t *testing.T) {
 	url := serveManyTools(t)
 	var servers []MCPServer
-	for i := range 50 {
+	for i := range 12 {
 		servers = append(servers, MCPServer{
 			Server: mcp.Server{Name: fmt.Sprintf("s%d", i), URL: fmt.Sprintf("%s/s%d", url, i)},
 			Egress: EgressOptions{Private: map[string][]netip.Prefix{"127.0.0.1": {netip.MustParsePrefix("127.0.0.1/32")}}},
 		})
 	}
 	w := &wire{answers: []string{
-		wireCall("c1", "search_tools", `{"query":"paint bridge","server":"s33"}`),
+		wireCall("c1", "search_tools", `{"query":"paint bridge","server":"s11"}`),
 		wireCall("c2", "load_tool", `{"name":"s7/paint_8"}`),
 		wireCall("c3", "s7__paint_8", `{"colour":"red"}`),
 		`{"role":"assistant","content":"Done."}`,
@@ -201,14 +200,12 @@ func TestManyToolsInSession(t *testing.T) {
 	b, _ := newServerBench(t, servers...)
 	b.opts.Profiles = []loop.Profile{{Model: model}}
 	s := b.opened()
-	begun := time.Now()
 	if _, err := s.StartServers(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("50 servers started in %v", time.Since(begun))
 	report := b.takes(s)
 	records := b.records(report)
-	if n := len(of[record.MCPServerStarted](t, records)); n != 50 || report.Answer != "Done." {
+	if n := len(of[record.MCPServerStarted](t, records)); n != len(servers) || report.Answer != "Done." {
 		t.Fatalf("%d servers started, %+v", n, report)
 	}
 	for i, request := range w.requests {
@@ -218,18 +215,14 @@ func TestManyToolsInSession(t *testing.T) {
 				offered = append(offered, name)
 			}
 		}
-		t.Logf("request %d: %d bytes, %d tools of servers", i, len(request), len(offered))
 		if i == 0 && len(offered) > 0 || i > 0 && (len(offered) == 0 || len(offered) > 11) || i > 1 && !slices.Contains(offered, "s7__paint_8") {
 			t.Errorf("request %d offers %q", i, offered)
 		}
-		if strings.Contains(request, "of bridge 12.") {
+		if strings.Contains(request, "of bridge 10.") {
 			t.Errorf("request %d has a tool that is not loaded", i)
 		}
 	}
 	if last := w.requests[len(w.requests)-1]; !strings.Contains(last, "/s7 did paint_8") {
 		t.Errorf("the last request lacks the result: %s", last)
-	}
-	for _, c := range of[record.ToolCompleted](t, records) {
-		t.Logf("%s: %d ms", c.Name, c.LatencyMS)
 	}
 }

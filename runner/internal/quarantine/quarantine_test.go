@@ -326,6 +326,8 @@ func TestWhatIsQuarantined(t *testing.T) {
 		"a .git directory":                       {during: "mkdir .git; : >.git/config", renamed: []string{".git"}},
 		"a .git file":                            {during: "echo gitdir: evil >.git", renamed: []string{".git"}},
 		"an own .git that its user changed":      {before: "mkdir .git; : >.git/config", during: "echo x >.git/config"},
+		"work in an own .git with commits":       {git: sandbox.GitCommit, before: "mkdir .git; : >.git/config", during: ": >.git/index; : >.git/COMMIT_EDITMSG"},
+		"a symlink in an own .git with commits":  {git: sandbox.GitCommit, before: "mkdir .git; : >.git/config", during: "ln -s /nowhere/x .git/packed-refs", renamed: []string{".git"}},
 		"an own .hg that its user changed":       {git: sandbox.GitCommit, before: "mkdir .hg", during: "echo x >.hg/hgrc"},
 		"a directory beside objects":             {during: "mkdir -p d/objects d/refs d/.git", renamed: []string{"d/.git"}},
 		"a directory beside objects that was so": {before: "mkdir -p d/objects d/refs d/.git", during: "echo x >f"},
@@ -405,7 +407,7 @@ func TestALookThatDoesNotEndIsReported(t *testing.T) {
 		if got := q.failures(); !maps.Equal(got, want) {
 			t.Errorf("%s: failed %q", when, got)
 		}
-		q.failed = nil
+		clear(q.failed)
 	}
 	if b.exists("hooks/pre-commit") {
 		t.Error("control: nothing was renamed before the end")
@@ -494,13 +496,15 @@ func TestUnreadDirectories(t *testing.T) {
 		"changed":                   {repositories{closed: map[string]closedDirectory{"private": other}}, whyClosed},
 		"changed and was open once": {repositories{closed: map[string]closedDirectory{"private": open}}, whyClosed},
 	} {
-		q.found, q.failed = &c.found, nil
+		clear(q.failed)
+		q.found = &c.found
 		q.noteUnread(t.Context(), "private", errors.New("no"))
 		if got := q.failed["private"].Why; got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}
-	q.found, q.failed = &repositories{closed: map[string]closedDirectory{"gone": same}}, nil
+	clear(q.failed)
+	q.found = &repositories{closed: map[string]closedDirectory{"gone": same}}
 	if q.noteUnread(t.Context(), "gone", errors.New("no")); q.failed["gone"].Why != whyClosed {
 		t.Error("a directory that is gone is vouched for")
 	}
@@ -526,7 +530,7 @@ func TestSearchable(t *testing.T) {
 
 // TestQuarantineIsBounded: beyond the bound, renames and failures are counted.
 func TestQuarantineIsBounded(t *testing.T) {
-	var q Quarantine
+	q := New(Options{})
 	for i := range maxNoted + 3 {
 		p := fmt.Sprint(i)
 		q.addMove(record.Quarantined{Path: p, To: p + "-to"})
