@@ -92,11 +92,8 @@ func (s *Session) newNetwork() (*network.Network, error) {
 			e.Upstream = one.Egress.Upstream
 		}
 	}
-	if e.Budget == (limits.EgressBudget{}) {
-		e.Budget = limits.DefaultCommandEgressBudget()
-	}
 	o := network.Options{
-		Policy: e.Policy, Private: e.Private, Upstream: e.Upstream, Capture: e.Capture, Budget: e.Budget,
+		Policy: e.Policy, Private: e.Private, Upstream: e.Upstream, Capture: e.Capture, Budget: cmp.Or(e.Budget, limits.DefaultCommandEgressBudget()),
 		Presets: e.Presets, GitFetch: e.GitFetch, GitPush: e.GitPush, Secrets: e.Secrets, CA: e.CA, Servers: servers,
 		KeepFiles: e.KeepFiles == CacheSession || e.KeepFiles == CacheShared, LockFile: e.LockFile,
 		Dir: s.dir, Hidden: s.opts.Secrets, Record: s.events.recordBelow, Log: s.log,

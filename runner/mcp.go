@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -121,12 +122,8 @@ type mcpServer struct {
 
 func (s MCPServer) withDefaults() MCPServer {
 	if s.InSandbox() {
-		if s.Memory == 0 {
-			s.Memory = DefaultMCPMemory
-		}
-		if s.Processes == 0 {
-			s.Processes = DefaultMCPProcesses
-		}
+		s.Memory = cmp.Or(s.Memory, DefaultMCPMemory)
+		s.Processes = cmp.Or(s.Processes, DefaultMCPProcesses)
 	}
 	return s
 }
@@ -424,11 +421,8 @@ func (m *mcpServers) close() {
 func (m *mcpServers) launch(ctx context.Context, s mcp.Server, stderr io.Writer) (mcp.Process, error) {
 	one := m.servers[s.Name]
 	if s.OnHost {
-		dir := s.Dir
-		if dir == "" {
-			// In the workspace, npx and python would load what the agent put there.
-			dir = "/"
-		}
+		// In the workspace, npx and python would load what the agent put there.
+		dir := cmp.Or(s.Dir, "/")
 		writable := m.s.writableDirs()
 		if m.s.opts.MCP.Writable != nil {
 			writable = append(writable, m.s.opts.MCP.Writable()...)

@@ -135,11 +135,7 @@ func (o SandboxOptions) workspaceMode() string {
 // abandonTime returns how long to wait for a cancelled call: 30 s, or longer if that would
 // leave the guest less than 25 s after the grace period to end a command.
 func (o SandboxOptions) abandonTime() time.Duration {
-	grace := o.Grace
-	if grace == 0 {
-		grace = sandbox.DefaultGrace
-	}
-	return max(dispatch.DefaultAbandon, grace+25*time.Second)
+	return max(dispatch.DefaultAbandon, cmp.Or(o.Grace, sandbox.DefaultGrace)+25*time.Second)
 }
 
 // ModelOptions configures the model of a session, its messages and its budgets.

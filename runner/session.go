@@ -418,18 +418,10 @@ func (s *Session) permits(def tools.Definition) bool {
 
 func (s *Session) newCreated(defs []tools.Definition) record.SessionCreated {
 	o := s.opts
-	name := o.ImageName
-	if name == "" {
-		name = string(o.Image.Scheme)
-	}
-	git := o.Git
-	if git == "" {
-		git = sandbox.GitReadOnly
-	}
 	p := record.SessionCreated{
 		WorkspaceID: overlay.IdentifyDir(o.Workspace.Dir), Profile: o.profileName(),
-		Version: o.Version, Task: o.Task, Workspace: o.Workspace.Path, WorkspaceTarget: s.opts.mountPoint(), WorkspaceMode: s.opts.workspaceMode(), Git: string(git),
-		Backend: o.Choice, Image: name, Root: string(cmp.Or(o.Root, sandbox.RootReadOnly)), UserPolicy: string(cmp.Or(o.Setup.User, sandbox.UserOwner)), Model: o.modelInfo(), Policy: o.Policy.Name, OnPrompt: string(o.OnPrompt), Client: o.User.Name,
+		Version: o.Version, Task: o.Task, Workspace: o.Workspace.Path, WorkspaceTarget: s.opts.mountPoint(), WorkspaceMode: s.opts.workspaceMode(), Git: string(cmp.Or(o.Git, sandbox.GitReadOnly)),
+		Backend: o.Choice, Image: cmp.Or(o.ImageName, string(o.Image.Scheme)), Root: string(cmp.Or(o.Root, sandbox.RootReadOnly)), UserPolicy: string(cmp.Or(o.Setup.User, sandbox.UserOwner)), Model: o.modelInfo(), Policy: o.Policy.Name, OnPrompt: string(o.OnPrompt), Client: o.User.Name,
 		Resources: record.NewResources(o.Resources), Service: recordService(o.Service), Mounts: recordMounts(o.Mounts), Caches: recordCaches(o.Caches), Egress: recordEgress(o, s.network), Env: variableNames(o.Env), Budget: record.NewBudget(o.Budget), SessionBudget: record.NewBudget(o.SessionBudget), Tools: []record.OfferedTool{},
 		Configuration: record.NonNil(o.Sources), Ignored: append(o.Ignored, s.prompt.ignored...),
 		FilesLoaded: record.NonNil(s.prompt.loaded), Skills: recordSkills(s.skills), MCPServers: recordMCPServers(s.servers), MCPSkipped: record.NonNil(o.MCP.Skipped), Removed: o.Removed,

@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -174,10 +175,7 @@ type FetchOptions struct {
 // NewTool returns a fetch tool with its own budget and breakers. It keeps responses in dir,
 // unless that is "", and reports refused connections to denied.
 func (o FetchOptions) NewTool(version, dir string, log *zap.Logger, denied func(fetch.Denial) error) (tools.Factory, error) {
-	if o.Egress == (limits.EgressBudget{}) {
-		o.Egress = limits.DefaultEgressBudget()
-	}
-	egress, err := limits.NewEgress(o.Egress)
+	egress, err := limits.NewEgress(cmp.Or(o.Egress, limits.DefaultEgressBudget()))
 	if err != nil {
 		return nil, err
 	}

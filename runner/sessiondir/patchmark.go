@@ -57,10 +57,7 @@ func ReadPatchMark(dir string) (PatchMark, bool) {
 // the workspace, if that still exists, has to warn.
 func hasUnreportedPatch(dir string) bool {
 	mark, ok := ReadPatchMark(dir)
-	if !ok || mark.Mode != string(sandbox.ModeBind) {
-		return false
-	}
-	return mayExist(mark.Workspace)
+	return ok && mark.Mode == string(sandbox.ModeBind) && mayExist(mark.Workspace)
 }
 
 // RemovePatchMark removes the mark in a session's directory, if there is one.

@@ -2,6 +2,7 @@ package livesandbox
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -92,12 +93,8 @@ func (b *backgrounds) Begin(ctx context.Context, cmd shell.Command) (string, err
 	}
 	watched, unwatch := b.x.disk.WatchContext(own, g.bounds...)
 	starting := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
-	timeout := cmd.Timeout
-	if timeout == 0 {
-		timeout = backgroundTime
-	}
 	start := cmd.Command
-	start.Argv, start.Timeout, start.Output = scriptArgv(program, cmd), timeout, sandbox.OutputLimits{Live: backgroundLive}
+	start.Argv, start.Timeout, start.Output = scriptArgv(program, cmd), cmp.Or(cmd.Timeout, backgroundTime), sandbox.OutputLimits{Live: backgroundLive}
 	start.Stdout, start.Stderr = j.log.streamWriter(0), j.log.streamWriter(1)
 	j.refused = b.x.trackCommand(&start, cmd)
 	p, err := g.sandbox.Start(watched, start)

@@ -188,7 +188,7 @@ func (c *collector) describeWorkspace() string {
 // Collect collects the changes of a copy from the running sandbox, if any.
 func (c *Sandbox) Collect(ctx context.Context) error { return c.copy.collectChanges(ctx) }
 
-func findRunning(c *Sandbox) sandbox.Sandbox {
+func (c *Sandbox) findRunning() sandbox.Sandbox {
 	c.mu.Lock()
 	g := c.current
 	c.mu.Unlock()

@@ -174,7 +174,7 @@ func New(ctx context.Context, o Options) *Sandbox {
 	}
 	c := &Sandbox{opts: o, usable: o.Touched}
 	c.making, c.stop = context.WithCancelCause(context.WithoutCancel(ctx))
-	c.copy = &collector{opts: o, making: c.making, findRunning: func() sandbox.Sandbox { return findRunning(c) }, collecting: make(chan struct{}, 1)}
+	c.copy = &collector{opts: o, making: c.making, findRunning: c.findRunning, collecting: make(chan struct{}, 1)}
 	return c
 }
 

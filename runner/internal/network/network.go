@@ -431,10 +431,6 @@ func (n *Network) logPanic(err error) {
 	n.opts.Log.Error("a connection of a command panicked", fields...)
 }
 
-func (n *Network) keepRequest(server string, r egress.Requested) {
-	n.logFailure("request", n.requests.add(server, r))
-}
-
 // Close ends all connections and returns the totals. Nothing may use the sandbox any more.
 func (n *Network) Close() record.NetworkTotals {
 	if n.server != nil {

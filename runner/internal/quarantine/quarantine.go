@@ -106,7 +106,7 @@ func New(o Options) *Quarantine {
 	if o.Unguarded {
 		o.Git = sandbox.GitReadOnly
 	}
-	q := &Quarantine{opts: o}
+	q := &Quarantine{opts: o, moves: map[string]record.Quarantined{}, failed: map[string]record.Quarantined{}, seenBefore: map[string]bool{}}
 	q.looks, q.stopLooks = context.WithCancelCause(context.Background())
 	return q
 }
@@ -192,7 +192,8 @@ func (q *Quarantine) CheckAtEnd() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	// When the session is interrupted, running and later renames fail: try them again.
-	q.failed, q.moreFailed, q.pinned = nil, 0, nil
+	clear(q.failed)
+	q.moreFailed, q.pinned = 0, nil
 	q.renameNew(ctx, true)
 	q.movePinned(ctx)
 }
@@ -385,9 +386,6 @@ func (q *Quarantine) renamePath(ctx context.Context, p, why string, doors *close
 	if (q.seenBefore[p] || len(q.seenBefore) >= maxMade) && q.opts.Repeated != nil {
 		q.opts.Repeated(p)
 	}
-	if q.seenBefore == nil {
-		q.seenBefore = map[string]bool{}
-	}
 	if len(q.seenBefore) < maxNoted {
 		q.seenBefore[p] = true
 	}
@@ -456,9 +454,6 @@ func (q *Quarantine) addMove(m record.Quarantined) {
 			return // the parent's rename includes it
 		}
 	}
-	if q.moves == nil {
-		q.moves = map[string]record.Quarantined{}
-	}
 	if len(q.moves) >= maxNoted {
 		q.moreMoved++
 		return
@@ -468,9 +463,6 @@ func (q *Quarantine) addMove(m record.Quarantined) {
 
 // addFailure notes what was not renamed or could not be read. The caller holds mu.
 func (q *Quarantine) addFailure(m record.Quarantined) {
-	if q.failed == nil {
-		q.failed = map[string]record.Quarantined{}
-	}
 	if _, known := q.failed[m.Path]; !known && len(q.failed) >= maxNoted {
 		q.moreFailed++
 		return
