@@ -324,9 +324,9 @@ func TestNoBoundHidesARepository(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		walked, err := reader.Walk(t.Context(), ".", workspace.WalkOptions{}, func(workspace.Entry) error { return nil })
-		if err != nil || !walked.Truncated {
-			t.Errorf("control: a walk takes all of it: %+v, %v", walked, err)
+		list, err := reader.List(t.Context(), ".", workspace.DefaultMaxDepth)
+		if err != nil || !list.Truncated {
+			t.Errorf("control: a list has all of it: %d entries, %v", len(list.Entries), err)
 		}
 	})
 	t.Run("closed directories", func(t *testing.T) {

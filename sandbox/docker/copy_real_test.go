@@ -71,7 +71,7 @@ func (b *bed) checkCopy(t *testing.T, spec sandbox.Spec, layers *overlay.Layers)
 	if _, err := sb.Apply(t.Context(), op); err != nil {
 		t.Error(err)
 	}
-	worktest.SearchSeesWalk(t, sb.View())
+	worktest.SearchSeesList(t, sb.View())
 	if f, err := sb.View().ReadFile(t.Context(), "keep/deep/f", 0, 0); err != nil || string(f.Data) != "kept\nmore\n" {
 		t.Errorf("view: %q, %v", f.Data, err)
 	}

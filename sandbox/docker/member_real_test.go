@@ -122,7 +122,7 @@ func (b *bed) memberOverlay(t *testing.T, thirds bool) {
 	// The user can remove the layers, including what the engine's kernel made.
 	must(t, os.Remove(filepath.Join(spec.Workspace.Layers, "work")))
 	must(t, os.Mkdir(filepath.Join(spec.Workspace.Layers, "work"), 0o700))
-	if _, err := sb.View().Exists(t.Context(), "made"); !errors.Is(err, sandbox.ErrLost) {
+	if _, err := sb.View().Stat(t.Context(), "made"); !errors.Is(err, sandbox.ErrLost) {
 		t.Errorf("view of what is gone: %v", err)
 	}
 	second := b.spec(t, newSession())

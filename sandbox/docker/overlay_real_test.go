@@ -42,7 +42,7 @@ func TestOverlay(t *testing.T) {
 			worktest.Overlay(t, cell)
 
 			must(t, sb.Destroy(context.Background()))
-			if _, err := sb.View().Exists(t.Context(), "made"); !errors.Is(err, sandbox.ErrLost) {
+			if _, err := sb.View().Stat(t.Context(), "made"); !errors.Is(err, sandbox.ErrLost) {
 				t.Errorf("view of what is gone: %v", err)
 			}
 			second := b.spec(t, newSession())

@@ -91,7 +91,7 @@ func TestViewAsCommand(t *testing.T) {
 // lost view says so.
 func TestViewUnasked(t *testing.T) {
 	c, g := dial(t, guesttest.Options{})
-	if _, err := c.View().Exists(t.Context(), "x"); !errors.Is(err, sandbox.ErrUnavailable) {
+	if _, err := c.View().Stat(t.Context(), "x"); !errors.Is(err, sandbox.ErrUnavailable) {
 		t.Errorf("error %v", err)
 	}
 	g.Kill()
@@ -137,10 +137,6 @@ func TestViewOfLongLinks(t *testing.T) {
 	list, err = v.List(t.Context(), "few", 1)
 	if err != nil || list.Truncated || len(list.Entries) != few {
 		t.Errorf("control: %d entries, truncated %v, %v", len(list.Entries), list.Truncated, err)
-	}
-	walked, err := v.Walk(t.Context(), "many", workspace.WalkOptions{MaxTextBytes: 1 << 20}, func(workspace.Entry) error { return nil })
-	if err != nil || !walked.Truncated || walked.Entries != (1<<20)/4010 {
-		t.Errorf("walk: %+v, %v", walked, err)
 	}
 	if err := c.Ping(t.Context()); err != nil {
 		t.Error(err)

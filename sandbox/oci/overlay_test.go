@@ -44,7 +44,7 @@ func TestOverlay(t *testing.T) {
 
 				// A fresh sandbox on the same layers goes on.
 				must(t, sb.Destroy(context.Background()))
-				if _, err := sb.View().Exists(t.Context(), "made"); !errors.Is(err, sandbox.ErrLost) {
+				if _, err := sb.View().Stat(t.Context(), "made"); !errors.Is(err, sandbox.ErrLost) {
 					t.Errorf("view of what is gone: %v", err)
 				}
 				second := b.spec(t, "ses_overlay2")

@@ -250,7 +250,7 @@ func (p *plan) createdDirectories(ctx context.Context, r workspace.View) []strin
 		if t.created == "" || slices.Contains(left, shown(t.created)) {
 			continue
 		}
-		if there, err := r.Exists(ctx, t.created); there && err == nil {
+		if _, err := r.Stat(ctx, t.created); err == nil {
 			left = append(left, shown(t.created))
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io/fs"
 	"path"
@@ -184,7 +185,8 @@ func (t *target) readMode(ctx context.Context, r workspace.View) {
 		return
 	}
 	for dir := path.Dir(t.path); dir != "."; dir = path.Dir(dir) {
-		if there, err := r.Exists(ctx, dir); there || err != nil {
+		_, err := r.Stat(ctx, dir)
+		if e, ok := errors.AsType[*workspace.Error](err); !ok || e.Kind != workspace.KindNotFound {
 			return
 		}
 		t.created = dir

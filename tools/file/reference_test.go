@@ -53,7 +53,13 @@ func (r *reference) walk(ignored bool, visit func(e workspace.Entry)) {
 		r.rules[dir] = rules
 	}
 	enter(".")
-	_, err := r.f.reader.Walk(context.Background(), ".", workspace.WalkOptions{}, func(e workspace.Entry) error {
+	list, err := r.f.reader.List(context.Background(), ".", workspace.DefaultMaxDepth)
+	r.f.must(err)
+	left := "" // a directory that is left out, with a slash
+	for _, e := range list.Entries {
+		if left != "" && strings.HasPrefix(e.Path, left) {
+			continue
+		}
 		isDir := e.Type == workspace.TypeDir
 		skip := path.Base(e.Path) == ".git"
 		for _, rule := range r.rules[path.Dir(e.Path)] {
@@ -67,16 +73,14 @@ func (r *reference) walk(ignored bool, visit func(e workspace.Entry)) {
 		}
 		switch {
 		case skip && !ignored && isDir:
-			return workspace.SkipDir
+			left = e.Path + "/"
 		case skip && !ignored:
 		case isDir:
 			enter(e.Path)
 		default:
 			visit(e)
 		}
-		return nil
-	})
-	r.f.must(err)
+	}
 }
 
 func (r *reference) glob(pattern string, ignored bool) string {

@@ -56,7 +56,7 @@ func searchSummary(raw json.RawMessage) string {
 }
 
 type outcome struct {
-	workspace.WalkResult
+	workspace.SearchSummary
 	// late reports whether searchTime stopped it.
 	late bool
 }

@@ -101,8 +101,6 @@ func (r *Capacity) Take(e Entry) {
 	r.Bytes -= e.textBytes()
 }
 
-func (r Capacity) isExhausted() bool { return r.Entries <= 0 || r.Bytes <= 0 }
-
 func (e *Entry) textBytes() int64 { return int64(len(e.Path) + len(e.Target)) }
 
 // cappedAt returns r with each field at most that of most; zero means most.

@@ -69,62 +69,6 @@ func TestList(t *testing.T) {
 	})
 }
 
-func TestWalk(t *testing.T) {
-	modes(t, func(t *testing.T, walking bool) {
-		l := newLayout(t)
-		for _, name := range []string{"a/1", "a/sub/2", "a/skip/3", "b/4", "c"} {
-			l.file(name, "")
-		}
-		l.link("a/up", "..")
-		l.link("start", "a")
-		r := l.readerIn(walking, ReaderOptions{})
-		walk := func(path string, o WalkOptions, stop string) ([]string, WalkResult, error) {
-			var seen []string
-			w, err := r.Walk(t.Context(), path, o, func(e Entry) error {
-				seen = append(seen, fmt.Sprintf("%d %s", e.Depth, e.Path))
-				switch {
-				case filepath.Base(e.Path) == "skip":
-					return SkipDir
-				case e.Path == stop:
-					return SkipAll
-				}
-				return nil
-			})
-			return seen, w, err
-		}
-		for _, c := range []struct {
-			path string
-			o    WalkOptions
-			stop string
-			want []string
-			cut  bool
-			deep []string
-		}{
-			{path: ".", want: []string{"1 a", "2 a/1", "2 a/skip", "2 a/sub", "3 a/sub/2", "2 a/up", "1 b", "2 b/4", "1 c", "1 start"}},
-			{path: "start", want: []string{"1 start/1", "1 start/skip", "1 start/sub", "2 start/sub/2", "1 start/up"}},
-			{path: "c", want: []string{"0 c"}},
-			{path: ".", stop: "a/sub", want: []string{"1 a", "2 a/1", "2 a/skip", "2 a/sub"}},
-			{path: ".", o: WalkOptions{MaxDepth: 1}, want: []string{"1 a", "1 b", "1 c", "1 start"}, deep: []string{"a", "b"}},
-			{path: ".", o: WalkOptions{MaxEntries: 6}, want: []string{"1 a", "2 a/1", "2 a/skip", "1 b", "1 c", "1 start"}, cut: true},
-		} {
-			seen, w, err := walk(c.path, c.o, c.stop)
-			if err != nil || w.Truncated != c.cut || w.Entries != len(c.want) {
-				t.Errorf("walk %s %+v: %+v, %v", c.path, c.o, w, err)
-			}
-			if d := cmp.Diff(c.want, seen); d != "" {
-				t.Errorf("walk %s %+v (-want +got):\n%s", c.path, c.o, d)
-			}
-			if d := cmp.Diff(c.deep, w.Incomplete); d != "" {
-				t.Errorf("walk %s %+v, incomplete (-want +got):\n%s", c.path, c.o, d)
-			}
-		}
-		mine := errors.New("mine")
-		if _, err := r.Walk(t.Context(), ".", WalkOptions{}, func(Entry) error { return mine }); !errors.Is(err, mine) {
-			t.Errorf("walk: %v, want the error of its function", err)
-		}
-	})
-}
-
 // Acceptance A13: directory bombs.
 func TestDirectoryBombs(t *testing.T) {
 	if testing.Short() {
@@ -145,7 +89,7 @@ func TestDirectoryBombs(t *testing.T) {
 		l.link(fmt.Sprintf("lattice/%05d", i), fmt.Sprintf("../lattice/%05d", (i*7+1)%links))
 	}
 	l.deep("deep", 3000)
-	// The controls: plain listings and walks return everything, or break off.
+	// The controls: plain listings return everything, or break off.
 	if all, err := os.ReadDir(l.path("wide")); err != nil || len(all) != many {
 		t.Errorf("control: a plain listing gave %d entries, %v", len(all), err)
 	}
@@ -169,13 +113,14 @@ func TestDirectoryBombs(t *testing.T) {
 	if err != nil || len(list.Incomplete) != 1 || len(list.Entries) < 1000 {
 		t.Errorf("list beyond the length of a path: %d entries, incomplete %d, %v", len(list.Entries), len(list.Incomplete), err)
 	}
-	w, err := l.reader(ReaderOptions{MaxDepth: 5000, MaxEntries: 2 * many}).Walk(t.Context(), ".", WalkOptions{}, func(Entry) error { return nil })
+	all := SearchOptions{Visit: func(string, SearchResult) error { return nil }}
+	w, err := l.reader(ReaderOptions{MaxDepth: 5000, MaxEntries: 2 * many}).Search(t.Context(), ".", all)
 	if err != nil || w.Truncated || len(w.Incomplete) != 1 || w.Entries < many+links {
-		t.Errorf("walk over everything: %d entries, truncated %v, incomplete %d, %v", w.Entries, w.Truncated, len(w.Incomplete), err)
+		t.Errorf("search of everything: %d entries, truncated %v, incomplete %d, %v", w.Entries, w.Truncated, len(w.Incomplete), err)
 	}
-	w, err = l.reader(ReaderOptions{MaxEntries: many / 2}).Walk(t.Context(), ".", WalkOptions{}, func(Entry) error { return nil })
+	w, err = l.reader(ReaderOptions{MaxEntries: many / 2}).Search(t.Context(), ".", all)
 	if err != nil || !w.Truncated || w.Entries != many/2 {
-		t.Errorf("walk beyond its bound: %d entries, truncated %v, %v", w.Entries, w.Truncated, err)
+		t.Errorf("search beyond its bound: %d entries, truncated %v, %v", w.Entries, w.Truncated, err)
 	}
 	if _, err := read(r, "lattice/00000"); kindOf(err) != KindInvalid {
 		t.Errorf("read in a lattice of links: %v", err)

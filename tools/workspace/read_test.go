@@ -3,7 +3,6 @@ package workspace
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"math"
 	"net"
@@ -270,8 +269,8 @@ func TestCancelledCallsGiveTheCause(t *testing.T) {
 		if _, err := r.List(ctx, ".", 1); !errors.Is(err, cause) {
 			t.Errorf("local %v: list: %v, want the cause", local, err)
 		}
-		if _, err := r.Walk(ctx, ".", WalkOptions{}, func(Entry) error { return nil }); !errors.Is(err, cause) {
-			t.Errorf("local %v: walk: %v, want the cause", local, err)
+		if _, err := r.Search(ctx, ".", SearchOptions{}); !errors.Is(err, cause) {
+			t.Errorf("local %v: search: %v, want the cause", local, err)
 		}
 	}
 	w := l.writerIn(false)
@@ -285,10 +284,9 @@ func TestExists(t *testing.T) {
 	l.file("f", "")
 	l.link("out", "../outside")
 	r := l.reader(ReaderOptions{})
-	for p, want := range map[string]string{"f": "true ", "g": "false ", ".": "true ", "out": "false escape"} {
-		got, err := r.Exists(t.Context(), p)
-		if s := fmt.Sprint(got, " ", kindOf(err)); s != want {
-			t.Errorf("Exists(%q): %s, want %s", p, s, want)
+	for p, want := range map[string]Kind{"f": "", "g": KindNotFound, ".": "", "out": KindEscape} {
+		if _, err := r.Stat(t.Context(), p); kindOf(err) != want {
+			t.Errorf("Stat(%q): %v, want %q", p, err, want)
 		}
 	}
 	if info, err := r.Lstat(t.Context(), "out"); err != nil || info.Type != TypeSymlink {

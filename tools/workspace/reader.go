@@ -26,15 +26,15 @@ type ReaderOptions struct {
 	HostPath, ContainerPath string
 	MaxFileBytes            int64
 	MaxEntries              int
-	// MaxTextBytes bounds the bytes of paths and symlink targets in one List or
-	// Walk, which even few entries can have many of.
+	// MaxTextBytes bounds the bytes of paths and symlink targets in one List, which
+	// even few entries can have many of.
 	MaxTextBytes int64
-	// MaxDepth bounds how deep List and Walk go. The entries of path itself are at
+	// MaxDepth bounds how deep List and Search go. The entries of path itself are at
 	// depth 1.
 	MaxDepth int
 	// Deadline bounds each call's wait for the file system: a whole ReadFile, Stat
-	// or List, and each directory of a Walk. It applies to file systems that may
-	// never answer (network, FUSE, anything not known to be local).
+	// or List, and each directory and file of a Search. It applies to file systems
+	// that may never answer (network, FUSE, anything not known to be local).
 	Deadline time.Duration
 	// MaxStuck bounds the calls inside such a file system at once, including those
 	// given up. A further call waits until its deadline, or fails at once if all
@@ -128,16 +128,6 @@ func (r *Reader) info(ctx context.Context, path string, follow bool) (Info, erro
 	return runGuarded(ctx, r.guard, path, func(ctx context.Context) (Info, error) {
 		return r.statFile(ctx, path, rel, follow)
 	})
-}
-
-// Exists reports whether path leads to something inside the workspace. A path that
-// leads outside is an error.
-func (r *Reader) Exists(ctx context.Context, path string) (bool, error) {
-	_, err := r.Stat(ctx, path)
-	if e, ok := errors.AsType[*Error](err); ok && e.Kind == KindNotFound {
-		return false, nil
-	}
-	return err == nil, err
 }
 
 // Scope returns a [KindEscape] error if path leads outside the workspace. A missing
@@ -238,12 +228,10 @@ func (r *Reader) Relative(path string) (string, error) {
 type View interface {
 	Relative(path string) (string, error)
 	Scope(ctx context.Context, path string) error
-	Exists(ctx context.Context, path string) (bool, error)
 	Stat(ctx context.Context, path string) (Info, error)
 	Lstat(ctx context.Context, path string) (Info, error)
 	List(ctx context.Context, path string, depth int) (Listing, error)
-	Walk(ctx context.Context, path string, o WalkOptions, visit func(Entry) error) (WalkResult, error)
-	Search(ctx context.Context, path string, o SearchOptions) (WalkResult, error)
+	Search(ctx context.Context, path string, o SearchOptions) (SearchSummary, error)
 	ReadFile(ctx context.Context, path string, offset, most int64) (File, error)
 	ReadInto(ctx context.Context, path string, offset int64, buf []byte) (File, error)
 }

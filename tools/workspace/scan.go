@@ -156,7 +156,7 @@ type scanBatch struct {
 var batches = sync.Pool{New: func() any { return new(scanBatch) }}
 
 // Scan visits every entry below path, however many there are. It keeps nothing of
-// visited entries. Unlike Walk it has no order, follows no symlink even in path's
+// visited entries. It has no order, follows no symlink even in path's
 // last name, and looks only at names and types. If path is not a directory, it has
 // no entries. The error wraps context.Cause(ctx), or says why path itself can't be
 // resolved; directories below that can't be read go to Unread.

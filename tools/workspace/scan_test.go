@@ -35,7 +35,7 @@ func openTree(t *testing.T, root string) *Reader {
 	return r
 }
 
-// TestScan: a scan visits more than a bounded walk, stays in the workspace, and
+// TestScan: a scan visits more than a bounded list, stays in the workspace, and
 // tells each directory its marks.
 func TestScan(t *testing.T) {
 	root := t.TempDir()
@@ -93,9 +93,9 @@ func TestScan(t *testing.T) {
 	if left["d3/\xff"] != 4 || left["d3"] != 0 || len(left) != 101 {
 		t.Errorf("%d directories were left: %v", len(left), left)
 	}
-	walked, err := r.Walk(t.Context(), ".", WalkOptions{}, func(Entry) error { return nil })
-	if err != nil || !walked.Truncated {
-		t.Errorf("control: a walk takes it all: %+v, %v", walked, err)
+	list, err := r.List(t.Context(), ".", 3)
+	if err != nil || !list.Truncated {
+		t.Errorf("control: a list has it all: %+v, %v", list, err)
 	}
 
 	// An entry renamed during its visit is entered by its new name. No symlink is
@@ -244,7 +244,7 @@ func TestScanGoesOn(t *testing.T) {
 	}
 	r := openTree(t, root)
 	var since SeenDirs
-	// scan returns how many directories it has read; it ends at most.
+	// scan returns how many directories it read. It stops after most.
 	scan := func() (read int) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		defer cancel(nil)
@@ -349,7 +349,6 @@ func TestScanKeepsNothing(t *testing.T) {
 	}
 }
 
-// BenchmarkScan compares with BenchmarkWalk.
 func BenchmarkScan(b *testing.B) {
 	root := b.TempDir()
 	for i := range 100 {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"io/fs"
 	"path"
 	"runtime"
 	"sync"
@@ -70,21 +71,33 @@ type SearchOptions struct {
 	Visit func(name string, f SearchResult) error
 }
 
-// Search finds files below path in the order and within the bounds of Walk, but
-// reads directories and files concurrently. It opens each directory once and
-// everything in it from there. If path is a file, it alone is searched, without
-// rules.
-func (r *Reader) Search(ctx context.Context, name string, o SearchOptions) (WalkResult, error) {
+// SkipAll, returned by [SearchOptions].Visit, ends the search without an error.
+var SkipAll = fs.SkipAll
+
+// SearchSummary describes how a search ended.
+type SearchSummary struct {
+	// Entries is how many were read.
+	Entries int
+	// Truncated reports whether MaxEntries was reached. Incomplete names up to 20
+	// directories that could not be read, were too deep or are mounts.
+	Truncated  bool
+	Incomplete []string
+}
+
+// Search finds files below path. It reads directories and files concurrently, but
+// visits them in order: a directory before its content, names sorted. Only path
+// itself may be a symlink. If path is a file, it alone is searched, without rules.
+func (r *Reader) Search(ctx context.Context, name string, o SearchOptions) (SearchSummary, error) {
 	rel, e := r.prefixes.relativePath(name)
 	if e != nil {
-		return WalkResult{}, e
+		return SearchSummary{}, e
 	}
 	info, err := r.Stat(ctx, name)
 	if err != nil {
-		return WalkResult{}, err
+		return SearchSummary{}, err
 	}
 	if info.Type != TypeDir {
-		return WalkResult{Entries: 1}, r.searchFile(ctx, rel, &o)
+		return SearchSummary{Entries: 1}, r.searchFile(ctx, rel, &o)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	s := &searcher{reader: r, o: &o, most: cmp.Or(o.MaxEntries, r.options.MaxEntries), held: map[*searchDir]struct{}{}}
@@ -94,7 +107,7 @@ func (r *Reader) Search(ctx context.Context, name string, o SearchOptions) (Walk
 	top := &searchDir{path: rel, depth: 1, rules: o.Rules}
 	s.listDirectory(ctx, top)
 	if top.err != nil {
-		return WalkResult{}, top.err
+		return SearchSummary{}, top.err
 	}
 	s.open = append(s.open, top)
 	if !r.options.OwnThread {
@@ -113,7 +126,7 @@ func (r *Reader) Search(ctx context.Context, name string, o SearchOptions) (Walk
 	case err == nil:
 		err = endCause(ctx) // what was done last may be incomplete
 	}
-	return s.WalkResult, err
+	return s.SearchSummary, err
 }
 
 func (r *Reader) searchFile(ctx context.Context, rel string, o *SearchOptions) error {
@@ -153,7 +166,7 @@ func endCause(ctx context.Context) error {
 // work in path order. The caller's goroutine visits the pieces in that order, and
 // does those that no one has begun.
 type searcher struct {
-	WalkResult
+	SearchSummary
 	reader  *Reader
 	o       *SearchOptions
 	most    int

@@ -36,46 +36,76 @@ func (r lineRules) Enter(_ string, file []byte) Rules {
 
 func (r lineRules) Skip(_, name string, _ bool) bool { return slices.Contains(r, name) }
 
-// walkAndRead does sequentially what Search must do.
+// reference does what Search must do, one directory and file after another.
+type reference struct {
+	looked
+	ctx  context.Context //nolint:containedctx // of one call
+	r    *Reader
+	o    SearchOptions
+	left Capacity
+}
+
 func walkAndRead(ctx context.Context, r *Reader, start string, o SearchOptions) looked {
-	var l looked
-	rules := map[string]Rules{}
-	walked, err := r.Walk(ctx, start, WalkOptions{MaxEntries: o.MaxEntries}, func(e Entry) error {
-		dir, name := path.Dir(e.Path), path.Base(e.Path)
-		if e.Depth > 0 && o.Rules != nil {
-			if e.Depth == 1 {
-				rules[dir] = o.Rules
+	w := reference{ctx: ctx, r: r, o: o, left: Capacity{Entries: o.MaxEntries}.cappedAt(r.options.capacity())}
+	info, err := r.Stat(ctx, start)
+	switch {
+	case err != nil:
+	case info.Type == TypeDir:
+		err = w.walk(info.Path, 1, o.Rules)
+	default:
+		w.add(info.Path)
+	}
+	w.Kind = kindOf(err)
+	return w.looked
+}
+
+func (w *reference) walk(dir string, depth int, rules Rules) error {
+	entries, more, err := w.r.ReadDir(w.ctx, dir, depth == 1, w.left)
+	if err != nil {
+		return err
+	}
+	w.Truncated = w.Truncated || more
+	w.left.Entries -= len(entries)
+	for _, e := range entries {
+		if rules != nil && rules.Skip(dir, path.Base(e.Path), e.Type == TypeDir) {
+			continue
+		}
+		switch {
+		case e.Type != TypeDir:
+			if w.o.Examine == nil || e.Type == TypeFile {
+				w.add(e.Path)
 			}
-			if rules[dir].Skip(dir, name, e.Type == TypeDir) {
-				if e.Type == TypeDir {
-					return SkipDir
-				}
-				return nil
+		case depth == w.r.options.MaxDepth:
+			w.Incomplete = addIncomplete(w.Incomplete, e.Path)
+		case w.left.Entries == 0:
+			w.Truncated = true
+		default:
+			below := rules
+			if rules != nil {
+				f, _ := w.r.ReadFile(w.ctx, e.Path+"/"+w.o.RulesFile, 0, w.o.MaxRules)
+				below = rules.Enter(e.Path, f.Data)
 			}
-			if e.Type == TypeDir {
-				f, _ := r.ReadFile(ctx, e.Path+"/"+o.RulesFile, 0, o.MaxRules)
-				rules[e.Path] = rules[dir].Enter(e.Path, f.Data)
+			if err := w.walk(e.Path, depth+1, below); err != nil {
+				w.Incomplete = addIncomplete(w.Incomplete, e.Path)
 			}
 		}
-		if e.Type == TypeDir || o.Match != nil && !o.Match(dir, name) {
-			return nil
+	}
+	return nil
+}
+
+func (w *reference) add(name string) {
+	if w.o.Match != nil && !w.o.Match(path.Dir(name), path.Base(name)) {
+		return
+	}
+	text := ""
+	if w.o.Examine != nil {
+		f, err := w.r.ReadFile(w.ctx, name, 0, w.o.MaxFile)
+		if f.Size > w.o.MaxFile {
+			f.Data = nil
 		}
-		text := ""
-		if o.Examine != nil {
-			if e.Depth > 0 && e.Type != TypeFile {
-				return nil
-			}
-			f, err := r.ReadFile(ctx, e.Path, 0, o.MaxFile)
-			if f.Size > o.MaxFile {
-				f.Data = nil
-			}
-			text = fmt.Sprint(o.Examine(ctx, e.Path, f, err).Value)
-		}
-		l.Found = append(l.Found, e.Path+" "+text)
-		return nil
-	})
-	l.Truncated, l.Incomplete, l.Kind = walked.Truncated, walked.Incomplete, kindOf(err)
-	return l
+		text = fmt.Sprint(w.o.Examine(w.ctx, name, f, err).Value)
+	}
+	w.Found = append(w.Found, name+" "+text)
 }
 
 func search(ctx context.Context, r *Reader, start string, o SearchOptions) looked {

@@ -58,8 +58,9 @@ func TestStuckMountInside(t *testing.T) {
 		if _, err := r.List(ctx, "stuck", 3); kindOf(err) != KindNotRegular {
 			t.Errorf("list: %v, want %q", err, KindNotRegular)
 		}
-		if walked, err := r.Walk(ctx, ".", WalkOptions{}, func(Entry) error { return nil }); err != nil || len(walked.Incomplete) != 1 {
-			t.Errorf("walk: %+v, %v", walked, err)
+		searched, err := r.Search(ctx, ".", SearchOptions{Visit: func(string, SearchResult) error { return nil }})
+		if err != nil || len(searched.Incomplete) != 1 {
+			t.Errorf("search: %+v, %v", searched, err)
 		}
 		for _, op := range []Op{
 			{Kind: OpWrite, Path: "stuck/f"},

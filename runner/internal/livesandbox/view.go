@@ -63,11 +63,6 @@ func (v *View) Scope(ctx context.Context, path string) error {
 	return err
 }
 
-// Exists reports whether a path leads to something.
-func (v *View) Exists(ctx context.Context, path string) (bool, error) {
-	return readThrough(ctx, v, func(w workspace.View) (bool, error) { return w.Exists(ctx, path) })
-}
-
 // Stat describes what a path leads to.
 func (v *View) Stat(ctx context.Context, path string) (workspace.Info, error) {
 	return readThrough(ctx, v, func(w workspace.View) (workspace.Info, error) { return w.Stat(ctx, path) })
@@ -83,38 +78,15 @@ func (v *View) List(ctx context.Context, path string, depth int) (workspace.List
 	return readThrough(ctx, v, func(w workspace.View) (workspace.Listing, error) { return w.List(ctx, path, depth) })
 }
 
-// Walk visits what is below a path.
-func (v *View) Walk(ctx context.Context, path string, o workspace.WalkOptions, visit func(workspace.Entry) error) (workspace.WalkResult, error) {
-	// An error of visit is returned as it is, whatever it wraps.
-	var own error
-	walked, err := readThrough(ctx, v, func(w workspace.View) (workspace.WalkResult, error) {
-		walked, err := w.Walk(ctx, path, o, func(e workspace.Entry) error {
-			err := visit(e)
-			if err != nil && !errors.Is(err, workspace.SkipDir) && !errors.Is(err, workspace.SkipAll) {
-				own = err
-			}
-			return err
-		})
-		if own != nil {
-			err = nil
-		}
-		return walked, err
-	})
-	if own != nil {
-		return walked, own
-	}
-	return walked, err
-}
-
 // Search searches files below a path.
-func (v *View) Search(ctx context.Context, path string, o workspace.SearchOptions) (workspace.WalkResult, error) {
+func (v *View) Search(ctx context.Context, path string, o workspace.SearchOptions) (workspace.SearchSummary, error) {
 	var own error // Visit's error is returned as it is, whatever it wraps
 	visit := o.Visit
 	o.Visit = func(name string, f workspace.SearchResult) error {
 		own = visit(name, f)
 		return own
 	}
-	walked, err := readThrough(ctx, v, func(w workspace.View) (workspace.WalkResult, error) {
+	walked, err := readThrough(ctx, v, func(w workspace.View) (workspace.SearchSummary, error) {
 		walked, err := w.Search(ctx, path, o)
 		if own != nil {
 			err = nil

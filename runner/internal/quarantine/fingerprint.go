@@ -225,15 +225,18 @@ func (s *scanner) describeTarget(ctx context.Context, f *fingerprint, p string) 
 	case info.Type != workspace.TypeDir:
 		return fmt.Sprintf("%s %d %d", info.Type, info.Size, info.ModTime.UnixNano())
 	}
+	list, err := s.reader.List(ctx, p, workspace.DefaultMaxDepth)
+	f.whole = f.whole && err == nil && !list.Truncated && len(list.Incomplete) == 0 && len(list.Entries) <= linkedEntries
 	var text strings.Builder
-	walked, err := s.reader.Walk(ctx, p, workspace.WalkOptions{MaxEntries: linkedEntries}, func(e workspace.Entry) error {
+	for _, e := range list.Entries[:min(len(list.Entries), linkedEntries)] {
 		fmt.Fprintf(&text, "%q %s %o %q\n", e.Path, e.Type, e.Mode, e.Target)
-		if e.Type == workspace.TypeFile {
+		switch e.Type {
+		case workspace.TypeFile:
 			text.WriteString(s.hashContent(ctx, f, e.Path))
+		case workspace.TypeMount:
+			f.whole = false
 		}
-		return nil
-	})
-	f.whole = f.whole && err == nil && !walked.Truncated && len(walked.Incomplete) == 0
+	}
 	return fmt.Sprintf("%x", sha256.Sum256([]byte(text.String())))
 }
 

@@ -90,8 +90,9 @@ func (f *fixture) seesChange(t *testing.T, p *Mounts) {
 		}
 	}
 	for _, name := range []string{"gone", "gone/f", "opaque/in", "moved"} {
-		if there, err := v.Exists(t.Context(), name); there || err != nil {
-			t.Errorf("%s: %v %v", name, there, err)
+		_, err := v.Stat(t.Context(), name)
+		if e, ok := errors.AsType[*workspace.Error](err); !ok || e.Kind != workspace.KindNotFound {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 	if got, err := v.ReadFile(t.Context(), "big", 0, 0); err != nil || len(got.Data) != workspace.DefaultMaxFileBytes {
@@ -101,7 +102,7 @@ func (f *fixture) seesChange(t *testing.T, p *Mounts) {
 	if e, ok := errors.AsType[*workspace.Error](err); !ok || e.Kind != workspace.KindEscape {
 		t.Errorf("outside: %v", err)
 	}
-	worktest.SearchSeesWalk(t, v)
+	worktest.SearchSeesList(t, v)
 	f.searchesLayers(t, p)
 	ended = sandbox.ErrLost
 	if _, err := v.ReadFile(t.Context(), "made", 0, 0); !errors.Is(err, sandbox.ErrLost) {
@@ -109,7 +110,7 @@ func (f *fixture) seesChange(t *testing.T, p *Mounts) {
 	}
 }
 
-// searchesLayers is the control of SearchSeesWalk: a view that believes that
+// searchesLayers is the control of SearchSeesList: a view that believes that
 // nothing has changed reads the old content, so the lower layer is read.
 func (f *fixture) searchesLayers(t *testing.T, p *Mounts) {
 	t.Helper()

@@ -2,7 +2,6 @@ package workmount
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/caisson-run/caisson/tools/workspace"
@@ -53,10 +52,6 @@ func (v *view) Scope(ctx context.Context, path string) error {
 	return err
 }
 
-func (v *view) Exists(ctx context.Context, path string) (bool, error) {
-	return readUnlessEnded(v, func() (bool, error) { return v.reader.Exists(ctx, path) })
-}
-
 func (v *view) Stat(ctx context.Context, path string) (workspace.Info, error) {
 	return readUnlessEnded(v, func() (workspace.Info, error) { return v.reader.Stat(ctx, path) })
 }
@@ -69,30 +64,15 @@ func (v *view) List(ctx context.Context, path string, depth int) (workspace.List
 	return readUnlessEnded(v, func() (workspace.Listing, error) { return v.reader.List(ctx, path, depth) })
 }
 
-// Walk returns visit's error, even if the sandbox ends meanwhile.
-func (v *view) Walk(ctx context.Context, path string, o workspace.WalkOptions, visit func(workspace.Entry) error) (workspace.WalkResult, error) {
-	var last error
-	walked, err := readUnlessEnded(v, func() (workspace.WalkResult, error) {
-		return v.reader.Walk(ctx, path, o, func(e workspace.Entry) error {
-			last = visit(e)
-			return last
-		})
-	})
-	if err != nil && last != nil && !errors.Is(last, workspace.SkipDir) {
-		return walked, last
-	}
-	return walked, err
-}
-
 // Search returns Visit's error, even if the sandbox ends meanwhile.
-func (v *view) Search(ctx context.Context, path string, o workspace.SearchOptions) (workspace.WalkResult, error) {
+func (v *view) Search(ctx context.Context, path string, o workspace.SearchOptions) (workspace.SearchSummary, error) {
 	var last error
 	visit := o.Visit
 	o.Visit = func(name string, f workspace.SearchResult) error {
 		last = visit(name, f)
 		return last
 	}
-	walked, err := readUnlessEnded(v, func() (workspace.WalkResult, error) { return v.reader.Search(ctx, path, o) })
+	walked, err := readUnlessEnded(v, func() (workspace.SearchSummary, error) { return v.reader.Search(ctx, path, o) })
 	if err != nil && last != nil {
 		return walked, last
 	}

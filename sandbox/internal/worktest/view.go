@@ -144,20 +144,16 @@ func View(t *testing.T, dir string, v workspace.View) {
 			}
 			sameOne(t, "stat", p, v.Stat, r.Stat)
 			sameOne(t, "lstat", p, v.Lstat, r.Lstat)
-			sameOne(t, "exists", p, v.Exists, r.Exists)
 			sameOne(t, "scope", p, errorOnly(v.Scope), errorOnly(r.Scope))
 			sameOne(t, "relative", p, spellWith(v), spellWith(r))
 			for _, depth := range []int{0, 1, 3, 1000} {
 				sameOne(t, fmt.Sprintf("list %d deep", depth), p, listWith(v, depth), listWith(r, depth))
 			}
-			for _, o := range []workspace.WalkOptions{{}, {MaxEntries: 7}, {MaxDepth: 1}, {MaxEntries: 320, MaxDepth: 3}} {
-				sameOne(t, fmt.Sprintf("walk %+v", o), p, walkWith(v, o), walkWith(r, o))
-			}
 		})
 	}
 	t.Run("pieces", func(t *testing.T) { comparePieces(t, v, r) })
-	t.Run("walks", func(t *testing.T) { compareWalks(t, v) })
-	t.Run("search", func(t *testing.T) { SearchSeesWalk(t, v) })
+	t.Run("decisions", func(t *testing.T) { checkDecisions(t, v) })
+	t.Run("search", func(t *testing.T) { SearchSeesList(t, v) })
 	t.Run("cancelled", func(t *testing.T) { checkCancelled(t, v) })
 }
 
@@ -178,33 +174,26 @@ func comparePieces(t *testing.T, v, r workspace.View) {
 	}
 }
 
-// compareWalks checks the decisions of a walk's function.
-func compareWalks(t *testing.T, v workspace.View) {
-	var seen []string
-	walked, err := v.Walk(t.Context(), ".", workspace.WalkOptions{}, func(e workspace.Entry) error {
-		seen = append(seen, e.Path)
-		switch e.Path {
-		case "a", "many":
-			return workspace.SkipDir
-		case "past":
+// checkDecisions checks what a search's Visit may return, and that it may use the view.
+func checkDecisions(t *testing.T, v workspace.View) {
+	t.Helper()
+	for _, want := range []error{nil, errors.New("stop")} {
+		n := 0
+		_, err := v.Search(t.Context(), ".", workspace.SearchOptions{Visit: func(name string, _ workspace.SearchResult) error {
+			if n++; n > 1 {
+				t.Errorf("%q is visited after the end", name)
+			}
+			if _, err := v.Lstat(t.Context(), name); err != nil {
+				t.Error(err)
+			}
+			if want != nil {
+				return want
+			}
 			return workspace.SkipAll
+		}})
+		if n != 1 || !errors.Is(err, want) {
+			t.Errorf("search: %v after %d visits, want %v", err, n, want)
 		}
-		return nil
-	})
-	if err != nil || walked.Entries != len(seen) || seen[len(seen)-1] != "past" || slices.Contains(seen, "a/f") || slices.Contains(seen, "many/000") {
-		t.Errorf("walk: %+v %v: %q", walked, err, seen)
-	}
-	stop := errors.New("stop")
-	if _, err := v.Walk(t.Context(), ".", workspace.WalkOptions{}, func(workspace.Entry) error { return stop }); !errors.Is(err, stop) {
-		t.Errorf("walk's own error: %v", err)
-	}
-	// The function may use the view.
-	_, err = v.Walk(t.Context(), "a", workspace.WalkOptions{}, func(e workspace.Entry) error {
-		_, err := v.Lstat(t.Context(), e.Path)
-		return err
-	})
-	if err != nil {
-		t.Error(err)
 	}
 }
 
@@ -212,14 +201,14 @@ func checkCancelled(t *testing.T, v workspace.View) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	why := errors.New("why")
 	n := 0
-	_, err := v.Walk(ctx, ".", workspace.WalkOptions{}, func(workspace.Entry) error {
+	_, err := v.Search(ctx, ".", workspace.SearchOptions{Visit: func(string, workspace.SearchResult) error {
 		if n++; n == 3 {
 			cancel(why)
 		}
 		return nil
-	})
+	}})
 	if !errors.Is(err, why) {
-		t.Errorf("walk: %v", err)
+		t.Errorf("search: %v", err)
 	}
 	if _, err := v.ReadFile(ctx, "large", 0, 0); !errors.Is(err, why) {
 		t.Errorf("read: %v", err)
@@ -284,25 +273,9 @@ func listWith(v workspace.View, depth int) func(context.Context, string) (worksp
 	return func(ctx context.Context, p string) (workspace.Listing, error) { return v.List(ctx, p, depth) }
 }
 
-// stroll is the list of a walk's visits, and its end.
-type stroll struct {
-	Entries []workspace.Entry
-	End     workspace.WalkResult
-}
-
-func walkWith(v workspace.View, o workspace.WalkOptions) func(context.Context, string) (stroll, error) {
-	return func(ctx context.Context, p string) (s stroll, err error) {
-		s.End, err = v.Walk(ctx, p, o, func(e workspace.Entry) error {
-			s.Entries = append(s.Entries, e)
-			return nil
-		})
-		return s, err
-	}
-}
-
-// SearchSeesWalk checks that a search of a view finds the same files and
-// contents as a walk.
-func SearchSeesWalk(t *testing.T, v workspace.View) {
+// SearchSeesList checks that a search of a view finds the same files and contents as
+// a list.
+func SearchSeesList(t *testing.T, v workspace.View) {
 	t.Helper()
 	const most = 1 << 20
 	content := func(f workspace.File, err error) string {
@@ -313,13 +286,13 @@ func SearchSeesWalk(t *testing.T, v workspace.View) {
 	}
 	for _, start := range []string{".", "a", "keep", "opaque", "elsewhere", "elsewhere/sub", "to-directory", "many", "nothing"} {
 		var want, got []string
-		walked, wantErr := v.Walk(t.Context(), start, workspace.WalkOptions{}, func(e workspace.Entry) error {
+		list, wantErr := v.List(t.Context(), start, workspace.DefaultMaxDepth)
+		for _, e := range list.Entries {
 			if e.Type == workspace.TypeFile {
 				f, err := v.ReadFile(t.Context(), e.Path, 0, most)
 				want = append(want, e.Path+" "+content(f, err))
 			}
-			return nil
-		})
+		}
 		searched, err := v.Search(t.Context(), start, workspace.SearchOptions{
 			MaxFile: most,
 			Examine: func(_ context.Context, name string, f workspace.File, err error) workspace.SearchResult {
@@ -330,11 +303,11 @@ func SearchSeesWalk(t *testing.T, v workspace.View) {
 				return nil
 			},
 		})
-		if kindOf(err) != kindOf(wantErr) || searched.Truncated != walked.Truncated || !slices.Equal(searched.Incomplete, walked.Incomplete) {
-			t.Errorf("search of %s: %+v %v; the walk: %+v %v", start, searched, err, walked, wantErr)
+		if kindOf(err) != kindOf(wantErr) || searched.Truncated != list.Truncated || !slices.Equal(searched.Incomplete, list.Incomplete) {
+			t.Errorf("search of %s: %+v %v; the list: %+v %v", start, searched, err, list, wantErr)
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("search of %s, unlike the walk: %.2000s", start, diff)
+			t.Errorf("search of %s, unlike the list: %.2000s", start, diff)
 		}
 	}
 }
