@@ -3,7 +3,6 @@ package runner
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/netip"
@@ -80,9 +79,7 @@ func (t toolset) shellOptions() shell.Options {
 func (t toolset) shellTools() ([]tools.Factory, error) {
 	o := t.shellOptions()
 	run, err := shell.New(t.exec, o)
-	output, outputErr := shell.NewOutput(t.exec, o)
-	kill, killErr := shell.NewKill(o)
-	return []tools.Factory{run, output, kill}, errors.Join(err, outputErr, killErr)
+	return []tools.Factory{run, shell.NewOutput(t.exec), shell.NewKill(o)}, err
 }
 
 func (t toolset) verifyTools() ([]tools.Factory, error) {

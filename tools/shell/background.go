@@ -1,6 +1,7 @@
 package shell
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -8,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -71,24 +73,18 @@ func formatSentence(s string) string {
 	return strings.ToUpper(s[:1]) + s[1:] + "."
 }
 
-// NewKill returns a factory for the tool that ends a background command. It uses
-// only Options.Background, which is required, and Options.Grace.
-func NewKill(opts Options) (tools.Factory, error) {
-	if opts.Background == nil {
-		return nil, errors.New("make shell_kill tool: no background commands")
-	}
-	if opts.Grace == 0 {
-		opts.Grace = sandbox.DefaultGrace
-	}
-	def := killDefinition(opts)
-	return func() tools.Tool { return &killTool{background: opts.Background, def: def} }, nil
+// NewKill returns a factory for the tool that ends a background command of
+// opts.Background. It uses only that option and Grace.
+func NewKill(opts Options) tools.Factory {
+	timeout := cmp.Or(opts.Grace, sandbox.DefaultGrace) + proofTime
+	return func() tools.Tool { return &killTool{background: opts.Background, timeout: timeout} }
 }
 
 // proofTime bounds how long a guest may take after the grace period to confirm that
 // no process is left.
 const proofTime = 45 * time.Second
 
-func killDefinition(opts Options) tools.Definition {
+func (k *killTool) Definition() tools.Definition {
 	return tools.Definition{
 		Name: KillName,
 		Description: "Ends a background command that shell started: everything that it started gets SIGTERM, what is left after a grace period " +
@@ -101,7 +97,7 @@ func killDefinition(opts Options) tools.Definition {
   "required": ["handle"],
   "additionalProperties": false
 }`),
-		Class: tools.ClassExecute, Runs: tools.PlaceSandbox, Timeout: opts.Grace + proofTime,
+		Class: tools.ClassExecute, Runs: tools.PlaceSandbox, Timeout: k.timeout,
 		Aliases:          handleAliases(),
 		Summary:          outputSummary,
 		EnabledByDefault: true,
@@ -114,10 +110,8 @@ func handleAliases() map[string]string {
 
 type killTool struct {
 	background Background
-	def        tools.Definition
+	timeout    time.Duration
 }
-
-func (k *killTool) Definition() tools.Definition { return k.def }
 
 func (k *killTool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
 	var in outputInput
@@ -159,7 +153,7 @@ func (r Ended) killText(handle string, endedBefore bool) string {
 	case r.Kill.Left == 0:
 		b.WriteString("Nothing of it is left.\n")
 	}
-	fmt.Fprintf(&b, "It wrote %s; %s reads them.\n", bytesText(r.Bytes), OutputName)
+	fmt.Fprintf(&b, "It wrote %s; %s reads them.\n", limits.FormatCount(int(r.Bytes), "byte"), OutputName)
 	return b.String()
 }
 

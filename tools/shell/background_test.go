@@ -100,10 +100,7 @@ func TestKill(t *testing.T) {
 		"lost":  {end: Ended{Lost: true}, was: true, want: []string{"lost with its sandbox", "the sandbox it ran in is gone"}, success: true},
 		"other": {handle: "x", want: []string{`no background command with the handle "x"`}},
 	} {
-		factory, err := NewKill(Options{Background: &fakeBackground{end: c.end, was: c.was}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		factory := NewKill(Options{Background: &fakeBackground{end: c.end, was: c.was}})
 		if c.handle == "" {
 			c.handle = "background-1"
 		}
@@ -130,11 +127,7 @@ func TestKill(t *testing.T) {
 			t.Errorf("%s: %q", name, said)
 		}
 	}
-	if _, err := NewKill(Options{}); err == nil {
-		t.Error("NewKill took options without background commands")
-	}
-	factory, _ := NewKill(Options{Background: &fakeBackground{}, Grace: 7 * time.Second})
-	if def := factory().Definition(); def.Class != tools.ClassExecute || def.Runs != tools.PlaceSandbox || def.Timeout <= 7*time.Second+30*time.Second {
+	if def := NewKill(Options{Background: &fakeBackground{}, Grace: 7 * time.Second})().Definition(); def.Class != tools.ClassExecute || def.Runs != tools.PlaceSandbox || def.Timeout <= 7*time.Second+30*time.Second {
 		t.Errorf("definition %+v", def)
 	}
 }

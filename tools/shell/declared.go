@@ -1,6 +1,7 @@
 package shell
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -104,7 +105,7 @@ func (d Declared) schemaArguments() (all, lists []string, err error) {
 }
 
 // NewDeclared returns a factory for a declared tool that runs its commands with r.
-// Except for Background and Environment, the options apply as to the shell tool.
+// Except for Background, the options apply as to the shell tool.
 func NewDeclared(r commandRunner, d Declared, opts Options) (tools.Factory, error) {
 	if problems := d.Check(); len(problems) > 0 {
 		return nil, fmt.Errorf("make tool %s: %s: %s", d.Name, problems[0].Key, problems[0].Message)
@@ -119,17 +120,13 @@ func NewDeclared(r commandRunner, d Declared, opts Options) (tools.Factory, erro
 	}
 	made, _ := base().(*shellTool)
 	def := tools.Definition{
-		Name: d.Name, Description: d.Description, InputSchema: d.InputSchema, Class: d.Class, Runs: tools.PlaceSandbox,
-		Timeout: made.def.Timeout, ResultBytes: made.opts.ResultBytes, Parallel: d.Parallel, EnabledByDefault: true, RequiresAdmin: d.RequiresAdmin,
-		ActsAs: func(json.RawMessage) []tools.Name { return []tools.Name{Name} },
-	}
-	if def.Class == "" {
-		def.Class = tools.ClassExecute
+		Name: d.Name, Description: d.Description, InputSchema: d.InputSchema, Class: cmp.Or(d.Class, tools.ClassExecute), Runs: tools.PlaceSandbox,
+		Timeout: made.def.Timeout, Parallel: d.Parallel, EnabledByDefault: true, RequiresAdmin: d.RequiresAdmin,
+		Commands: d.inputCommands, ActsAs: func(json.RawMessage) []tools.Name { return []tools.Name{Name} },
 	}
 	if len(d.Template.Argv) > 0 {
 		def.Summary = d.summarizeInput
 	}
-	def.Commands = d.inputCommands
 	if len(d.Paths) > 0 {
 		def.Paths = d.inputPaths
 	}
@@ -155,32 +152,27 @@ func (d Declared) inputPaths(raw json.RawMessage) []string {
 	return out
 }
 
-func (d Declared) summarizeInput(raw json.RawMessage) string {
+// commandLine returns the command for an input, as people and the policy see it.
+func (d Declared) commandLine(raw json.RawMessage) (string, error) {
 	values, err := argumentValues(raw)
 	if err != nil {
-		return ""
+		return "", err
 	}
-	_, args, err := d.Template.fillCommand(values)
-	if err != nil {
-		return ""
-	}
-	return quoteCommand(args)
+	_, _, shown, err := d.Template.fillCommand(values)
+	return shown, err
 }
 
-// inputCommands returns the command that a call runs, for the policy.
+func (d Declared) summarizeInput(raw json.RawMessage) string {
+	shown, _ := d.commandLine(raw)
+	return shown
+}
+
 func (d Declared) inputCommands(raw json.RawMessage) []string {
-	values, err := argumentValues(raw)
+	shown, err := d.commandLine(raw)
 	if err != nil {
 		return nil
 	}
-	command, args, err := d.Template.fillCommand(values)
-	if err != nil {
-		return nil
-	}
-	if len(d.Template.Argv) > 0 {
-		command = quoteCommand(args)
-	}
-	return []string{command}
+	return []string{shown}
 }
 
 // quoteCommand returns a command line for display, with elements quoted where a
@@ -201,16 +193,9 @@ func (d *declaredTool) Definition() tools.Definition { return d.shell.def }
 
 // Project returns what an approval covers besides the input.
 func (d *declaredTool) Project(ctx context.Context, call *tools.Call) (tools.Projection, error) {
-	values, err := argumentValues(call.Input)
+	command, err := d.commandLine(call.Input)
 	if err != nil {
 		return tools.Projection{}, err
-	}
-	command, args, err := d.Template.fillCommand(values)
-	if err != nil {
-		return tools.Projection{}, err
-	}
-	if len(d.Template.Argv) > 0 {
-		command = quoteCommand(args)
 	}
 	return d.shell.projectCommand(ctx, d.Dir, command)
 }
@@ -232,7 +217,7 @@ func (d *declaredTool) Execute(ctx context.Context, call *tools.Call) (tools.Out
 			values[name][i] = inside
 		}
 	}
-	script, args, err := d.Template.fillCommand(values)
+	script, args, shown, err := d.Template.fillCommand(values)
 	if dash, ok := errors.AsType[*dashError](err); ok {
 		return tools.Output{}, refusalError("leading_dash", formatSentence(dash.Error())+" Give a value without it.")
 	}
@@ -250,9 +235,5 @@ func (d *declaredTool) Execute(ctx context.Context, call *tools.Call) (tools.Out
 	}
 	cmd.Args, cmd.CallID = args, call.ID
 	cmd.NoLinks = call.Asked && d.Dir != ""
-	shown := script
-	if len(d.Template.Argv) > 0 {
-		shown = quoteCommand(args)
-	}
 	return d.shell.runForeground(ctx, call, cmd, shown)
 }

@@ -50,26 +50,12 @@ type outputOpener interface {
 // ErrNoOutput is the error for a handle that the session doesn't know.
 var ErrNoOutput = errors.New("no such output")
 
-// NewOutput returns a factory for the tool that pages through output. It uses only
-// Options.ResultBytes.
-func NewOutput(o outputOpener, opts Options) (tools.Factory, error) {
-	if o == nil {
-		return nil, errors.New("make shell_output tool: no outputs")
-	}
-	if opts.ResultBytes == 0 {
-		opts.ResultBytes = tools.DefaultResultBytes
-	}
-	def := outputDefinition(opts)
-	return func() tools.Tool {
-		return &outputTool{outputs: o, def: def, room: opts.ResultBytes}
-	}, nil
+// NewOutput returns a factory for the tool that pages through output.
+func NewOutput(o outputOpener) tools.Factory {
+	return func() tools.Tool { return &outputTool{outputs: o} }
 }
 
-type outputTool struct {
-	outputs outputOpener
-	def     tools.Definition
-	room    int // maximum bytes of a result
-}
+type outputTool struct{ outputs outputOpener }
 
 type outputInput struct {
 	Handle     string `json:"handle"`
@@ -81,7 +67,7 @@ type outputInput struct {
 	IgnoreCase bool   `json:"ignore_case"`
 }
 
-func outputDefinition(opts Options) tools.Definition {
+func (o *outputTool) Definition() tools.Definition {
 	aliases := handleAliases()
 	for _, other := range []string{"grep", "regex", "filter"} {
 		aliases[other] = "pattern"
@@ -108,7 +94,6 @@ func outputDefinition(opts Options) tools.Definition {
 }`),
 		Class:            tools.ClassRead,
 		Runs:             tools.PlaceHost,
-		ResultBytes:      opts.ResultBytes,
 		Aliases:          aliases,
 		Summary:          outputSummary,
 		EnabledByDefault: true,
@@ -125,8 +110,6 @@ func outputSummary(raw json.RawMessage) string {
 	}
 	return in.Handle
 }
-
-func (o *outputTool) Definition() tools.Definition { return o.def }
 
 func (o *outputTool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
 	var in outputInput
@@ -146,7 +129,7 @@ func (o *outputTool) Execute(ctx context.Context, call *tools.Call) (tools.Outpu
 		return tools.Output{}, fmt.Errorf("open output: %w", err)
 	}
 	defer func() { _ = kept.Close() }() // only read
-	text := max(resultRoom(o.room, call)-headerBytes, headerBytes)
+	text := max(call.ResultBytes-headerBytes, headerBytes)
 	p := page{ctx: ctx, kept: kept, room: text}
 	switch {
 	case re != nil:

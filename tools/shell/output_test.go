@@ -30,11 +30,7 @@ func (k keptOutputs) Output(handle string) (Kept, error) {
 // pageOf calls the tool and returns the first line and the text separately.
 func pageOf(t testing.TB, o outputOpener, resultBytes int, input string) (head, text string, out tools.Output) {
 	t.Helper()
-	f, err := NewOutput(o, Options{ResultBytes: resultBytes})
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err = f().Execute(t.Context(), &tools.Call{Input: json.RawMessage(input)})
+	out, err := NewOutput(o)().Execute(t.Context(), &tools.Call{Input: json.RawMessage(input), ResultBytes: resultBytes})
 	if err != nil {
 		t.Fatalf("%s: %v", input, err)
 	}
@@ -172,11 +168,7 @@ func TestOutputRefusals(t *testing.T) {
 		"long pattern":     {`{"handle":"h","pattern":"` + strings.Repeat("a", maxPatternBytes+1) + `"}`, "invalid_pattern"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f, err := NewOutput(o, Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			_, err = f().Execute(t.Context(), &tools.Call{Input: json.RawMessage(tc.input)})
+			_, err := NewOutput(o)().Execute(t.Context(), &tools.Call{Input: json.RawMessage(tc.input)})
 			if e, ok := errors.AsType[*tools.Error](err); !ok || e.Reason != tc.reason || !e.Visible || e.Message == "" {
 				t.Errorf("got %v", err)
 			}
@@ -199,10 +191,7 @@ func (cutOutputs) Output(string) (Kept, error) {
 }
 
 func TestOutputStopsWhenCancelled(t *testing.T) {
-	f, err := NewOutput(keptOutputs{"h": bytes.Repeat([]byte("line\n"), 1<<20)}, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := NewOutput(keptOutputs{"h": bytes.Repeat([]byte("line\n"), 1<<20)})
 	cause := errors.New("stop")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(cause)

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -134,7 +135,7 @@ func (p *page) showLast(count int64, ofBytes bool) {
 		text = text[lastLines(text, count):]
 	}
 	p.text = wholeTail(text)
-	p.addNote("the last %s so far, which are not kept", bytesText(int64(len(p.text))))
+	p.addNote("the last %s so far, which are not kept", limits.FormatCount(len(p.text), "byte"))
 }
 
 // lastLines returns the offset of a text's last count lines.
@@ -232,21 +233,14 @@ func (p *page) showMatches(re *regexp.Regexp, first, most int64) error {
 	p.text = []byte(b.String())
 	switch {
 	case p.more:
-		p.addNote("%s; there are more: go on with offset %d", matchCount(found), number)
+		p.addNote("%s; there are more: go on with offset %d", limits.FormatCount(int(found), "match"), number)
 	default:
-		p.addNote("%s in %d lines", matchCount(found), max(number-first+1, 0))
+		p.addNote("%s in %d lines", limits.FormatCount(int(found), "match"), max(number-first+1, 0))
 	}
 	if long > 0 {
 		p.addNote("of lines longer than %d bytes only the beginning is searched: there are %d", matchLineBytes, long)
 	}
 	return nil
-}
-
-func matchCount(n int64) string {
-	if n == 1 {
-		return "1 match"
-	}
-	return fmt.Sprintf("%d matches", n)
 }
 
 func matchSnippet(line []byte, at int) []byte {
@@ -336,7 +330,7 @@ func (p *page) formatOutput(handle string) tools.Output {
 	if p.kept.State != "" {
 		b.WriteString(p.kept.State + "; ")
 	}
-	b.WriteString(bytesText(p.kept.Total))
+	b.WriteString(limits.FormatCount(int(p.kept.Total), "byte"))
 	if !p.kept.Whole {
 		fmt.Fprintf(&b, ", of which the first %d are kept", p.kept.Size)
 	} else if p.kept.Size != p.kept.Total {
@@ -349,7 +343,7 @@ func (p *page) formatOutput(handle string) tools.Output {
 		b.WriteString("; " + n)
 	}
 	if bad := countInvalid(p.text); bad > 0 {
-		fmt.Fprintf(&b, "; lossy: %s that are not UTF-8 or NUL are shown as � or ␀", bytesText(int64(bad)))
+		fmt.Fprintf(&b, "; lossy: %s that are not UTF-8 or NUL are shown as � or ␀", limits.FormatCount(bad, "byte"))
 	}
 	b.WriteString("]\n")
 	writeLine(&b, p.text)

@@ -193,16 +193,16 @@ func writeStream(b *strings.Builder, name string, c Capture, room int) (cut bool
 	head, tail := fitCapture(c, room)
 	omitted := c.Total - int64(len(head)) - int64(len(tail))
 	if omitted == 0 {
-		fmt.Fprintf(b, "%s (%s):\n", name, bytesText(c.Total))
+		fmt.Fprintf(b, "%s (%s):\n", name, limits.FormatCount(int(c.Total), "byte"))
 		writeLine(b, head)
 		return false
 	}
-	fmt.Fprintf(b, "%s (%s, the first %d and the last %d shown):\n", name, bytesText(c.Total), len(head), len(tail))
+	fmt.Fprintf(b, "%s (%s, the first %d and the last %d shown):\n", name, limits.FormatCount(int(c.Total), "byte"), len(head), len(tail))
 	writeLine(b, head)
 	if c.Handle != "" {
-		fmt.Fprintf(b, "[… %s left out …; %s shows them by the handle %s]\n", bytesText(omitted), OutputName, c.Handle)
+		fmt.Fprintf(b, "[… %s left out …; %s shows them by the handle %s]\n", limits.FormatCount(int(omitted), "byte"), OutputName, c.Handle)
 	} else {
-		fmt.Fprintf(b, "[… %s left out …]\n", bytesText(omitted))
+		fmt.Fprintf(b, "[… %s left out …]\n", limits.FormatCount(int(omitted), "byte"))
 	}
 	writeLine(b, tail)
 	return true
@@ -248,13 +248,6 @@ func writeLine(b *strings.Builder, text []byte) {
 	if len(text) > 0 && text[len(text)-1] != '\n' {
 		b.WriteByte('\n')
 	}
-}
-
-func bytesText(n int64) string {
-	if n == 1 {
-		return "1 byte"
-	}
-	return fmt.Sprintf("%d bytes", n)
 }
 
 // maxRefusedMetadata bounds the refused hosts in a result's metadata. Each also has

@@ -169,10 +169,10 @@ func TestReportCountsExactly(t *testing.T) {
 			if !utf8.Valid(head) || !utf8.Valid(tail) {
 				t.Fatalf("%s: cut inside a rune: %q, %q", name, head, tail)
 			}
-			if omitted > 0 && !strings.Contains(got, fmt.Sprintf("[… %s left out …]", bytesText(omitted))) {
+			if omitted > 0 && !strings.Contains(got, fmt.Sprintf("[… %s left out …]", limits.FormatCount(int(omitted), "byte"))) {
 				t.Fatalf("%s leaves out %d bytes and doesn't say so: %q", name, omitted, got)
 			}
-			if c.Total > 0 && !strings.Contains(got, name+" ("+bytesText(c.Total)) {
+			if c.Total > 0 && !strings.Contains(got, name+" ("+limits.FormatCount(int(c.Total), "byte")) {
 				t.Fatalf("%s: %q lacks the count %d", name, got, c.Total)
 			}
 			if c.Total <= int64(room) && c.omittedBytes() == 0 && omitted != 0 {

@@ -39,12 +39,6 @@ type Options struct {
 	// below it.
 	Mount, HostRoot string
 	Network         bool
-	// Environment is a sentence or two for the tool's description, about the
-	// sandbox's system, toolchains and limits.
-	Environment string
-	// ResultBytes bounds the text for the model. Zero means
-	// [tools.DefaultResultBytes].
-	ResultBytes int
 	// Background runs background commands. If nil, they are not offered.
 	Background Background
 	// View reads the workspace, so that an approval can cover a command's directory
@@ -72,9 +66,6 @@ func New(r commandRunner, opts Options) (tools.Factory, error) {
 	}
 	if opts.Mount == "" {
 		opts.Mount = sandbox.WorkspaceDir
-	}
-	if opts.ResultBytes == 0 {
-		opts.ResultBytes = tools.DefaultResultBytes
 	}
 	def := newDefinition(opts)
 	return func() tools.Tool { return &shellTool{runner: r, opts: opts, def: def} }, nil
@@ -125,7 +116,6 @@ func newDefinition(opts Options) tools.Definition {
 		Class:            tools.ClassExecute,
 		Runs:             tools.PlaceSandbox,
 		Timeout:          opts.Timeout + opts.Grace + stopMargin,
-		ResultBytes:      opts.ResultBytes,
 		Aliases:          aliases,
 		Paths:            inputPaths,
 		Summary:          inputCommand,
@@ -147,9 +137,6 @@ func describeTool(opts Options) string {
 	if opts.Background != nil {
 		text += " What has to run on, such as a server, is started with background: such a command is on its own until it ends, " +
 			"shell_kill ends it, or the session ends; shell_output gives its output so far."
-	}
-	if opts.Environment != "" {
-		text += " " + opts.Environment
 	}
 	return text
 }
@@ -210,7 +197,7 @@ func (s *shellTool) runForeground(ctx context.Context, call *tools.Call, cmd Com
 	result, err := s.runner.Run(ctx, cmd)
 	stdout.close()
 	stderr.close()
-	text, cut := formatReport(result, cmd.Timeout, resultRoom(s.opts.ResultBytes, call))
+	text, cut := formatReport(result, cmd.Timeout, call.ResultBytes)
 	out := tools.Output{
 		Content:   []tools.Block{{Text: text}},
 		Success:   result.succeeded(),
@@ -226,15 +213,6 @@ func (s *shellTool) runForeground(ctx context.Context, call *tools.Call, cmd Com
 		return out, cancelledError(ctx, text, err)
 	}
 	return out, nil
-}
-
-// resultRoom returns the maximum size of a result: the tool's, or less if the
-// model's context has less room.
-func resultRoom(toolLimit int, call *tools.Call) int {
-	if call.ResultBytes > 0 {
-		return min(toolLimit, call.ResultBytes)
-	}
-	return toolLimit
 }
 
 func cancelledError(ctx context.Context, partial string, err error) error {

@@ -3,6 +3,7 @@ package shell
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"path"
 	"regexp"
 	"slices"
@@ -143,9 +144,11 @@ func clipText(s string) string {
 }
 
 // fillCommand returns a script and its positional parameters for an input's values.
-func (t Template) fillCommand(values map[string][]string) (script string, args []string, err error) {
+// shown is the same as one text, for people and the policy.
+func (t Template) fillCommand(values map[string][]string) (script string, args []string, shown string, err error) {
 	if t.Script != "" {
-		return t.fillScript(values)
+		script, args = t.fillScript(values)
+		return script, args, script, nil
 	}
 	bare := true // no -- yet
 	for _, element := range t.Argv {
@@ -158,12 +161,12 @@ func (t Template) fillCommand(values map[string][]string) (script string, args [
 		}
 		for _, v := range filled {
 			if bare && strings.HasPrefix(v, "-") && !strings.HasPrefix(element, "-") && name != "" {
-				return "", nil, &dashError{name, v}
+				return "", nil, "", &dashError{name, v}
 			}
 		}
 		args = append(args, filled...)
 	}
-	return `exec "$@"`, args, nil
+	return `exec "$@"`, args, quoteCommand(args), nil
 }
 
 // fillElement fills one element. name is its first argument, or "". given is false
@@ -191,18 +194,13 @@ func fillElement(element string, values map[string][]string) (filled []string, n
 
 // fillScript prefixes the script with lines that set variables from positional
 // parameters. The lines contain names but no values.
-func (t Template) fillScript(values map[string][]string) (script string, args []string, err error) {
+func (t Template) fillScript(values map[string][]string) (script string, args []string) {
 	var b strings.Builder
-	var names []string
-	for name := range values {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	for _, name := range names {
+	for _, name := range slices.Sorted(maps.Keys(values)) {
 		fmt.Fprintf(&b, "export %s=\"$1\"; shift\n", variableName(name))
 		args = append(args, strings.Join(values[name], "\n"))
 	}
-	return b.String() + t.Script, args, nil
+	return b.String() + t.Script, args
 }
 
 // argumentValues returns the arguments of an input as texts, one per item of a
