@@ -53,12 +53,9 @@ func (c *confirmation) isResolved() bool {
 	}
 }
 
-// confirmer gets the answers that a round's calls need.
-type confirmer struct{ *round }
-
 // resolveWithoutAsking resolves the confirmations that have an earlier answer, or
 // all of them if nobody can be asked.
-func (r confirmer) resolveWithoutAsking(all []*pending) {
+func (r *round) resolveWithoutAsking(all []*pending) {
 	leaders := map[approval.AnswerKey]*confirmation{}
 	for _, p := range all {
 		if p.ended || p.confirm == nil {
@@ -86,7 +83,7 @@ func (r confirmer) resolveWithoutAsking(all []*pending) {
 }
 
 // applyEarlierAnswer applies the session's answer or a stored one, if there is one.
-func (r confirmer) applyEarlierAnswer(p *pending) (fail *tools.Error, found bool) {
+func (r *round) applyEarlierAnswer(p *pending) (fail *tools.Error, found bool) {
 	decision, by, scope := approval.Decision(""), approval.BySession, approval.ScopeSession
 	if d, ok := r.sessionAnswer(p); ok {
 		decision = d
@@ -103,7 +100,7 @@ func (r confirmer) applyEarlierAnswer(p *pending) (fail *tools.Error, found bool
 
 // sessionAnswer returns the session's answer to a call. An allow does not cover a
 // dangerous command.
-func (r confirmer) sessionAnswer(p *pending) (approval.Decision, bool) {
+func (r *round) sessionAnswer(p *pending) (approval.Decision, bool) {
 	d, ok := r.d.answers.Find(p.remember)
 	return d, ok && (d != approval.DecisionAllow || p.dangerous == "")
 }
@@ -111,7 +108,7 @@ func (r confirmer) sessionAnswer(p *pending) (approval.Decision, bool) {
 // storedAnswer returns the stored answer to a call. A dangerous command may have a
 // stored allow, from before it was called dangerous or written by hand. It doesn't
 // count; a deny does.
-func (r confirmer) storedAnswer(p *pending) (approval.Decision, bool) {
+func (r *round) storedAnswer(p *pending) (approval.Decision, bool) {
 	key, ok := grantKey(p, r.d.opts.Workspace)
 	if !ok || r.d.opts.Grants == nil {
 		return "", false
@@ -156,7 +153,7 @@ func denialOf(d approval.Decision) *tools.Error {
 }
 
 // describeCall returns what a person is asked about a call.
-func (r confirmer) describeCall(p *pending) approval.Confirmation {
+func (r *round) describeCall(p *pending) approval.Confirmation {
 	input, hidden := inputForDisplay(p.call.Input)
 	paths, hiddenPath := p.pathsForDisplay()
 	diff, hiddenDiff := tools.DisplayLines(p.confirm.shown.Diff)
@@ -197,7 +194,7 @@ func (r confirmer) describeCall(p *pending) approval.Confirmation {
 }
 
 // describeDefinition adds what a tool's server declares.
-func (r confirmer) describeDefinition(p *pending, c *approval.Confirmation) {
+func (r *round) describeDefinition(p *pending, c *approval.Confirmation) {
 	def := p.tool.Definition
 	text, hidden := tools.DisplayLines(utf8text.Repair(def.Description))
 	c.Description, c.Definition = tools.Elide(text, maxShownDescription), def.Hash
@@ -210,7 +207,7 @@ func (r confirmer) describeDefinition(p *pending, c *approval.Confirmation) {
 
 // requestConfirmations requests a round's unresolved confirmations together: all
 // are reported, in the order of the calls, before the first is delivered.
-func (r confirmer) requestConfirmations(open []*pending) {
+func (r *round) requestConfirmations(open []*pending) {
 	var asking []*pending
 	for _, p := range open {
 		if p.confirm != nil && p.confirm.leader == nil && !p.confirm.isResolved() {
@@ -246,7 +243,7 @@ func (r confirmer) requestConfirmations(open []*pending) {
 
 // requestConfirmation requests and reports the confirmation of a call. From then on
 // it can be answered.
-func (r confirmer) requestConfirmation(p *pending) *approval.Request {
+func (r *round) requestConfirmation(p *pending) *approval.Request {
 	c := r.describeCall(p)
 	p.confirm.id = c.ID
 	p.confirm.request = r.d.opts.Broker.Request(r.ctx, c)
@@ -256,7 +253,7 @@ func (r confirmer) requestConfirmation(p *pending) *approval.Request {
 
 // waitForConfirmation waits until a call is confirmed. It returns nil if the call
 // may run.
-func (r confirmer) waitForConfirmation(p *pending) *tools.Error {
+func (r *round) waitForConfirmation(p *pending) *tools.Error {
 	if p.confirm == nil {
 		return nil
 	}
@@ -270,7 +267,7 @@ func (r confirmer) waitForConfirmation(p *pending) *tools.Error {
 }
 
 // followLeader applies the answer to an earlier call of the round.
-func (r confirmer) followLeader(p *pending, leader *confirmation) *tools.Error {
+func (r *round) followLeader(p *pending, leader *confirmation) *tools.Error {
 	by := leader.by
 	switch by {
 	case approval.ByUser:
@@ -287,7 +284,7 @@ func (r confirmer) followLeader(p *pending, leader *confirmation) *tools.Error {
 }
 
 // confirmAgain asks about a call once more, with what it would change now.
-func (r confirmer) confirmAgain(p *pending) {
+func (r *round) confirmAgain(p *pending) {
 	p.call.Projected = ""
 	p.confirm = newConfirmation(p)
 	p.confirm.again = true
@@ -298,7 +295,7 @@ func (r confirmer) confirmAgain(p *pending) {
 
 // waitForReply waits for the first reply to a call's request and applies it. It
 // returns nil if the call may run.
-func (r confirmer) waitForReply(p *pending) *tools.Error {
+func (r *round) waitForReply(p *pending) *tools.Error {
 	first := r.d.opts.Broker.Wait(p.confirm.request, &r.d.answers, func() (approval.Decision, bool) { return r.sessionAnswer(p) })
 	switch first.By {
 	case approval.BySession:
@@ -326,7 +323,7 @@ func firstOf(fails ...*tools.Error) *tools.Error {
 	return nil
 }
 
-func (r confirmer) applyUserAnswer(p *pending, first approval.Reply) *tools.Error {
+func (r *round) applyUserAnswer(p *pending, first approval.Reply) *tools.Error {
 	a := first.Answer
 	if a.Decision != approval.DecisionAllow {
 		a.Decision = approval.DecisionDeny
@@ -355,7 +352,7 @@ func (r confirmer) applyUserAnswer(p *pending, first approval.Reply) *tools.Erro
 
 // recordUserAnswer records a person's answer, and keeps it if it holds for the
 // session.
-func (r confirmer) recordUserAnswer(p *pending, first approval.Reply, a approval.Answer) (fail *tools.Error) {
+func (r *round) recordUserAnswer(p *pending, first approval.Reply, a approval.Answer) (fail *tools.Error) {
 	if a.Scope != approval.ScopeSession {
 		return r.recordResolution(p, first, a.Decision, a.Scope)
 	}
@@ -367,7 +364,7 @@ func (r confirmer) recordUserAnswer(p *pending, first approval.Reply, a approval
 }
 
 // applyOnPrompt applies OnPrompt to a call if nobody can be asked.
-func (r confirmer) applyOnPrompt(p *pending) *tools.Error {
+func (r *round) applyOnPrompt(p *pending) *tools.Error {
 	first := approval.Reply{By: approval.ByOnPrompt}
 	if r.d.opts.OnPrompt == OnPromptAllow {
 		p.confirm.shown = tools.Projection{} // nobody saw it
@@ -383,7 +380,7 @@ func (r confirmer) applyOnPrompt(p *pending) *tools.Error {
 }
 
 // countUnapproved counts a call that was refused for lack of an approver.
-func (r confirmer) countUnapproved(d approval.Decision) {
+func (r *round) countUnapproved(d approval.Decision) {
 	if d == approval.DecisionAllow {
 		return
 	}
@@ -394,7 +391,7 @@ func (r confirmer) countUnapproved(d approval.Decision) {
 
 // recordResolution records the resolution of a confirmation, and then tells the
 // clients. An answer that can't be recorded doesn't count: the call fails.
-func (r confirmer) recordResolution(p *pending, first approval.Reply, d approval.Decision, s approval.Scope) *tools.Error {
+func (r *round) recordResolution(p *pending, first approval.Reply, d approval.Decision, s approval.Scope) *tools.Error {
 	p.confirm.decision, p.confirm.by, p.confirm.reason = d, first.By, first.Answer.Reason
 	resolution := approval.Resolution{
 		CallID: p.call.ID, RequestID: p.confirm.id, Decision: d, Scope: s, By: first.By, Client: first.Client, Reason: p.confirm.reason,

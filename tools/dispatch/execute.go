@@ -77,7 +77,7 @@ func (r *round) executeCall(p *pending) {
 		return
 	}
 	p.ticket.announceStart()
-	diff := confirmer{r}.projectUnasked(p)
+	diff := r.projectUnasked(p)
 	start := time.Now()
 	out, err, cause := r.executeTool(p)
 	took := time.Since(start)
@@ -187,24 +187,18 @@ func classifyError(err error) *tools.Error {
 	case errors.As(err, &own):
 		return ownFailure(own, err)
 	case errors.As(err, &path):
-		class := tools.ErrorExecution
-		if path.Kind == workspace.KindEscape || path.Kind == workspace.KindPermission {
-			class = tools.ErrorPermissionDenied
+		fail := &tools.Error{Class: tools.ErrorExecution, Reason: string(path.Kind), Message: path.Error(), Visible: true, Err: err}
+		switch path.Kind {
+		case workspace.KindEscape:
+			fail.Class, fail.Reason = tools.ErrorPermissionDenied, "workspace_escape" // as from the scope check
+		case workspace.KindPermission:
+			fail.Class = tools.ErrorPermissionDenied
 		}
-		return &tools.Error{Class: class, Reason: pathReason(path.Kind), Message: path.Error(), Visible: true, Err: err}
+		return fail
 	case errors.As(err, &limit):
 		return &tools.Error{Class: tools.ErrorExecution, Reason: "limit_" + string(limit.Kind), Message: limit.Error(), Visible: true, Err: err}
 	}
 	return &tools.Error{Class: tools.ErrorExecution, Err: err}
-}
-
-// pathReason is the reason for a refused path. An escape has the same reason
-// whether the scope check or the tool found it.
-func pathReason(kind workspace.Kind) string {
-	if kind == workspace.KindEscape {
-		return "workspace_escape"
-	}
-	return string(kind)
 }
 
 // ownFailure limits a tool's failure to the classes that a tool may return. The

@@ -23,7 +23,7 @@ const (
 
 // projectCalls makes the diffs of calls, a few at a time: each may hold two
 // versions of a large file.
-func (r confirmer) projectCalls(all []*pending) {
+func (r *round) projectCalls(all []*pending) {
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, r.d.opts.Concurrency)
 	for _, p := range all {
@@ -38,7 +38,7 @@ func (r confirmer) projectCalls(all []*pending) {
 
 // projectCall returns a call's projection, or an empty one if its tool makes none.
 // If it fails, State says so. It does not wait for a tool that hangs; Close does.
-func (r confirmer) projectCall(p *pending, timeout time.Duration) tools.Projection {
+func (r *round) projectCall(p *pending, timeout time.Duration) tools.Projection {
 	if r.ctx.Err() != nil {
 		return tools.Projection{} // a closed dispatcher starts nothing
 	}
@@ -77,7 +77,7 @@ func (r confirmer) projectCall(p *pending, timeout time.Duration) tools.Projecti
 }
 
 // logProjectionError logs why a call has no diff.
-func (r confirmer) logProjectionError(call tools.Call, err error) {
+func (r *round) logProjectionError(call tools.Call, err error) {
 	level := zap.DebugLevel
 	if _, broken := errors.AsType[*panicError](err); broken || errors.Is(err, errNoReturn) {
 		level = zap.ErrorLevel
@@ -86,7 +86,7 @@ func (r confirmer) logProjectionError(call tools.Call, err error) {
 }
 
 // isStillAsShown reports whether a call would still change only what was shown.
-func (r confirmer) isStillAsShown(p *pending) bool {
+func (r *round) isStillAsShown(p *pending) bool {
 	if p.confirm == nil || p.confirm.shown.State == "" {
 		return true
 	}
@@ -97,7 +97,7 @@ func (r confirmer) isStillAsShown(p *pending) bool {
 
 // projectUnasked returns the diff, safe for display, of a call that is about to
 // change files although no person saw the diff, or "".
-func (r confirmer) projectUnasked(p *pending) string {
+func (r *round) projectUnasked(p *pending) string {
 	if p.tool.Definition.Class != tools.ClassWrite || p.confirm != nil && p.confirm.by == approval.ByUser {
 		return ""
 	}

@@ -65,7 +65,7 @@ func (d *Dispatcher) Round(ctx context.Context, calls []tools.Call) ([]tools.Res
 		all[i] = &pending{call: call, result: tools.Result{CallID: call.ID, Name: call.Name}}
 		r.scanCall(all[i])
 	}
-	confirmer{r}.resolveWithoutAsking(all)
+	r.resolveWithoutAsking(all)
 	r.runAll(all)
 	results := make([]tools.Result, len(all))
 	for i, p := range all {
@@ -250,7 +250,7 @@ func (r *round) runAll(all []*pending) {
 		p.ticket = tickets[i]
 	}
 	var wg sync.WaitGroup
-	wg.Go(func() { confirmer{r}.requestConfirmations(open) })
+	wg.Go(func() { r.requestConfirmations(open) })
 	for _, p := range open {
 		wg.Go(func() { r.runCall(p) })
 	}
@@ -259,9 +259,8 @@ func (r *round) runAll(all []*pending) {
 
 func (r *round) runCall(p *pending) {
 	defer r.d.slots.giveBack(p.ticket)
-	c := confirmer{r}
 	for {
-		if fail := c.waitForConfirmation(p); fail != nil {
+		if fail := r.waitForConfirmation(p); fail != nil {
 			r.refuseCall(p, fail)
 			return
 		}
@@ -269,11 +268,11 @@ func (r *round) runCall(p *pending) {
 			r.refuseCall(p, r.cancelledError(err))
 			return
 		}
-		if c.isStillAsShown(p) {
+		if r.isStillAsShown(p) {
 			break
 		}
 		r.d.slots.holdTicket(p.ticket)
-		c.confirmAgain(p)
+		r.confirmAgain(p)
 	}
 	r.executeCall(p)
 }
@@ -410,32 +409,19 @@ func unknownTool(name tools.Name, offered []tools.Definition) *tools.Error {
 	return &tools.Error{Class: tools.ErrorNotFound, Reason: "unknown_tool", Message: message, Visible: true}
 }
 
-// equivalentTools returns the offered tools that an unknown name probably means.
-func equivalentTools(name tools.Name, offered []tools.Definition) []tools.Name {
-	var found []tools.Name
-	for _, def := range offered {
-		if tools.IsSpelling(string(name), def.Name) {
-			found = append(found, def.Name)
-		}
-	}
-	return found[:min(len(found), maxNearTools)]
-}
-
-// nearTools returns the few offered tools with the most similar names.
-func nearTools(name tools.Name, offered []tools.Definition) []tools.Name {
-	var names []tools.Name
-	for _, def := range offered {
-		names = append(names, def.Name)
-	}
-	return tools.NearestNames(string(name), names, leastNearness, maxNearTools)
-}
-
 // hintAtTools suggests tools for an unknown name, or returns "".
 func hintAtTools(name tools.Name, offered []tools.Definition) string {
-	if quoted := quoteNames(equivalentTools(name, offered)); quoted != "" {
+	var names, equivalent []tools.Name
+	for _, def := range offered {
+		names = append(names, def.Name)
+		if tools.IsSpelling(string(name), def.Name) {
+			equivalent = append(equivalent, def.Name)
+		}
+	}
+	if quoted := quoteNames(equivalent[:min(len(equivalent), maxNearTools)]); quoted != "" {
 		return " Use " + quoted + " instead."
 	}
-	if quoted := quoteNames(nearTools(name, offered)); quoted != "" {
+	if quoted := quoteNames(tools.NearestNames(string(name), names, leastNearness, maxNearTools)); quoted != "" {
 		return " Did you mean " + quoted + "?"
 	}
 	return ""
