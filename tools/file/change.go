@@ -11,23 +11,17 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// kind is one of the tools that change a file.
-type kind struct {
-	def tools.Definition
-	// op returns the change for an input.
-	op     func(input json.RawMessage) (workspace.Op, error)
-	report func(workspace.Change) string
-}
-
+// changer is one execution of write_file, patch_file or delete_file.
 type changer struct {
-	kind
+	def    tools.Definition
+	kind   workspace.OpKind
 	reader workspace.View
 	apply  applier
 }
 
-func changeFactory(o Options, k kind) tools.Factory {
-	k.def.Class, k.def.Runs, k.def.EnabledByDefault = tools.ClassWrite, tools.PlaceSandbox, true
-	return func() tools.Tool { return &changer{kind: k, reader: o.Reader, apply: o.Applier} }
+func changeFactory(o Options, kind workspace.OpKind, def tools.Definition) tools.Factory {
+	def.Class, def.Runs, def.EnabledByDefault = tools.ClassWrite, tools.PlaceSandbox, true
+	return func() tools.Tool { return &changer{def, kind, o.Reader, o.Applier} }
 }
 
 func (c *changer) Definition() tools.Definition { return c.def }
@@ -48,10 +42,21 @@ func (c *changer) Project(ctx context.Context, call *tools.Call) (tools.Projecti
 // newOp returns the change for a call. Except for a delete, a symlink stands for
 // the file that it leads to.
 func (c *changer) newOp(ctx context.Context, call *tools.Call) (workspace.Op, error) {
-	op, err := c.op(call.Input)
-	if err == nil {
-		op.Path, err = workspace.FollowLink(ctx, c.reader, op.Path, op.Kind != workspace.OpDelete)
+	// Each schema has some of these.
+	var in struct {
+		Path       string `json:"path"`
+		Content    string `json:"content"`
+		Old        string `json:"old"`
+		New        string `json:"new"`
+		ReplaceAll bool   `json:"replace_all"`
+		Recursive  bool   `json:"recursive"`
 	}
+	if err := json.Unmarshal(call.Input, &in); err != nil {
+		return workspace.Op{}, fmt.Errorf("decode input: %w", err)
+	}
+	op := workspace.Op{Kind: c.kind, Content: []byte(in.Content), Old: in.Old, New: in.New, ReplaceAll: in.ReplaceAll, Recursive: in.Recursive}
+	var err error
+	op.Path, err = workspace.FollowLink(ctx, c.reader, in.Path, c.kind != workspace.OpDelete)
 	return op, err
 }
 
@@ -84,32 +89,33 @@ func (c *changer) Execute(ctx context.Context, call *tools.Call) (tools.Output, 
 		}
 		return out, toolError(ctx, c.reader, err)
 	}
-	out := textOutput(c.report(change))
+	out := textOutput(describeChange(c.kind, change))
 	out.FilesModified = []string{change.Path}
 	out.Metadata = map[string]any{"bytes": change.Bytes, "created": change.Created}
 	return out, nil
 }
 
-func decodeInput[In any](raw json.RawMessage, op func(In) workspace.Op) (workspace.Op, error) {
-	var in In
-	if err := json.Unmarshal(raw, &in); err != nil {
-		return workspace.Op{}, fmt.Errorf("decode input: %w", err)
+func describeChange(kind workspace.OpKind, c workspace.Change) string {
+	path, size := shown(c.Path), limits.FormatCount(int(c.Bytes), "byte")
+	switch {
+	case kind == workspace.OpPatch:
+		return fmt.Sprintf("Patched %s: replaced %s (now %s).", path, limits.FormatCount(c.Replacements, "place"), size)
+	case kind == workspace.OpDelete && c.Removed > 1:
+		return fmt.Sprintf("Deleted %s (%s).", path, limits.FormatCount(c.Removed, "entry"))
+	case kind == workspace.OpDelete:
+		return fmt.Sprintf("Deleted %s.", path)
+	case c.Created:
+		return fmt.Sprintf("Created %s (%s).", path, size)
 	}
-	return op(in), nil
+	return fmt.Sprintf("Overwrote %s (%s).", path, size)
 }
 
-type writeFileInput struct {
-	Path    string `json:"path"`
-	Content string `json:"content"`
-}
-
-func writeFile() kind {
-	return kind{
-		def: tools.Definition{
-			Name: tools.NameWriteFile,
-			Description: "Creates a file of the workspace, or overwrites it, with the whole content given. Missing directories are made. " +
-				"To change a part of a file use patch_file.",
-			InputSchema: json.RawMessage(`{
+func writeFileDefinition() tools.Definition {
+	return tools.Definition{
+		Name: tools.NameWriteFile,
+		Description: "Creates a file of the workspace, or overwrites it, with the whole content given. Missing directories are made. " +
+			"To change a part of a file use patch_file.",
+		InputSchema: json.RawMessage(`{
   "type": "object",
   "properties": {
     "path": {"type": "string", "minLength": 1, "description": "The file, relative to the workspace."},
@@ -118,38 +124,17 @@ func writeFile() kind {
   "required": ["path", "content"],
   "additionalProperties": false
 }`),
-			Aliases: pathAliases(map[string]string{"file_text": "content", "contents": "content", "text": "content"}),
-			Paths:   onePath(""),
-		},
-		op: func(raw json.RawMessage) (workspace.Op, error) {
-			return decodeInput(raw, func(in writeFileInput) workspace.Op {
-				return workspace.Op{Kind: workspace.OpWrite, Path: in.Path, Content: []byte(in.Content)}
-			})
-		},
-		report: func(c workspace.Change) string {
-			verb := "Overwrote"
-			if c.Created {
-				verb = "Created"
-			}
-			return fmt.Sprintf("%s %s (%s).", verb, shown(c.Path), limits.FormatCount(int(c.Bytes), "byte"))
-		},
+		Aliases: pathAliases(map[string]string{"file_text": "content", "contents": "content", "text": "content"}),
+		Paths:   onePath(""),
 	}
 }
 
-type patchFileInput struct {
-	Path       string `json:"path"`
-	Old        string `json:"old"`
-	New        string `json:"new"`
-	ReplaceAll bool   `json:"replace_all"`
-}
-
-func patchFile() kind {
-	return kind{
-		def: tools.Definition{
-			Name: tools.NamePatchFile,
-			Description: "Replaces a text in a file of the workspace. `old` must be in the file exactly once, character for character, white " +
-				"space included: add lines around it until it is unique, or set replace_all. Read the file first.",
-			InputSchema: json.RawMessage(`{
+func patchFileDefinition() tools.Definition {
+	return tools.Definition{
+		Name: tools.NamePatchFile,
+		Description: "Replaces a text in a file of the workspace. `old` must be in the file exactly once, character for character, white " +
+			"space included: add lines around it until it is unique, or set replace_all. Read the file first.",
+		InputSchema: json.RawMessage(`{
   "type": "object",
   "properties": {
     "path": {"type": "string", "minLength": 1, "description": "The file, relative to the workspace."},
@@ -160,35 +145,20 @@ func patchFile() kind {
   "required": ["path", "old", "new"],
   "additionalProperties": false
 }`),
-			Aliases: pathAliases(map[string]string{
-				"old_string": "old", "old_str": "old", "old_text": "old", "oldString": "old",
-				"new_string": "new", "new_str": "new", "new_text": "new", "newString": "new", "replaceAll": "replace_all", "allow_multiple": "replace_all",
-			}),
-			Paths: onePath(""),
-		},
-		op: func(raw json.RawMessage) (workspace.Op, error) {
-			return decodeInput(raw, func(in patchFileInput) workspace.Op {
-				return workspace.Op{Kind: workspace.OpPatch, Path: in.Path, Old: in.Old, New: in.New, ReplaceAll: in.ReplaceAll}
-			})
-		},
-		report: func(c workspace.Change) string {
-			return fmt.Sprintf("Patched %s: replaced %s (now %s).", shown(c.Path), limits.FormatCount(c.Replacements, "place"), limits.FormatCount(int(c.Bytes), "byte"))
-		},
+		Aliases: pathAliases(map[string]string{
+			"old_string": "old", "old_str": "old", "old_text": "old", "oldString": "old",
+			"new_string": "new", "new_str": "new", "new_text": "new", "newString": "new", "replaceAll": "replace_all", "allow_multiple": "replace_all",
+		}),
+		Paths: onePath(""),
 	}
 }
 
-type deleteFileInput struct {
-	Path      string `json:"path"`
-	Recursive bool   `json:"recursive"`
-}
-
-func deleteFile() kind {
-	return kind{
-		def: tools.Definition{
-			Name: tools.NameDeleteFile,
-			Description: "Deletes a file of the workspace, or a symlink itself. A directory is deleted, with all that is in it, only where " +
-				"recursive is set.",
-			InputSchema: json.RawMessage(`{
+func deleteFileDefinition() tools.Definition {
+	return tools.Definition{
+		Name: tools.NameDeleteFile,
+		Description: "Deletes a file of the workspace, or a symlink itself. A directory is deleted, with all that is in it, only where " +
+			"recursive is set.",
+		InputSchema: json.RawMessage(`{
   "type": "object",
   "properties": {
     "path": {"type": "string", "minLength": 1, "description": "The file or directory, relative to the workspace."},
@@ -197,19 +167,7 @@ func deleteFile() kind {
   "required": ["path"],
   "additionalProperties": false
 }`),
-			Aliases: pathAliases(nil),
-			Paths:   onePath(""),
-		},
-		op: func(raw json.RawMessage) (workspace.Op, error) {
-			return decodeInput(raw, func(in deleteFileInput) workspace.Op {
-				return workspace.Op{Kind: workspace.OpDelete, Path: in.Path, Recursive: in.Recursive}
-			})
-		},
-		report: func(c workspace.Change) string {
-			if c.Removed > 1 {
-				return fmt.Sprintf("Deleted %s (%s).", shown(c.Path), limits.FormatCount(c.Removed, "entry"))
-			}
-			return fmt.Sprintf("Deleted %s.", shown(c.Path))
-		},
+		Aliases: pathAliases(nil),
+		Paths:   onePath(""),
 	}
 }

@@ -51,10 +51,11 @@ func Factories(o Options) ([]tools.Factory, error) {
 		readFactory(o, grepDefinition(), (&grepper{reader: o.Reader, log: o.Logger}).run),
 	}
 	if o.Applier != nil {
-		for _, k := range []kind{writeFile(), patchFile(), deleteFile()} {
-			all = append(all, changeFactory(o, k))
-		}
-		all = append(all, applyPatch(o))
+		all = append(all,
+			changeFactory(o, workspace.OpWrite, writeFileDefinition()),
+			changeFactory(o, workspace.OpPatch, patchFileDefinition()),
+			changeFactory(o, workspace.OpDelete, deleteFileDefinition()),
+			applyPatch(o))
 	}
 	return all, nil
 }

@@ -1,6 +1,7 @@
 package file
 
 import (
+	"cmp"
 	"encoding/json"
 	"maps"
 )
@@ -16,16 +17,14 @@ func pathAliases(more map[string]string) map[string]string {
 // defaults to otherwise.
 func onePath(otherwise string) func(json.RawMessage) []string {
 	return func(raw json.RawMessage) []string {
-		in := struct {
+		var in struct {
 			Path string `json:"path"`
-		}{Path: otherwise}
-		if err := json.Unmarshal(raw, &in); err != nil || in.Path == "" {
-			in.Path = otherwise
 		}
-		if in.Path == "" {
-			return nil
+		_ = json.Unmarshal(raw, &in) // it passed the schema
+		if path := cmp.Or(in.Path, otherwise); path != "" {
+			return []string{path}
 		}
-		return []string{in.Path}
+		return nil
 	}
 }
 

@@ -34,8 +34,7 @@ type window struct {
 // view is the text in a window.
 type view struct {
 	text strings.Builder
-	// first and last are the lines shown. last is 0 if there are none.
-	first, last int
+	last int // the last line shown, or 0
 	// lines counts all lines, if whole is set.
 	lines int
 	whole bool
@@ -46,7 +45,7 @@ type view struct {
 
 // readView reads r until the window is full, and then on to count the lines.
 func (w window) readView(r io.Reader) (*view, error) {
-	v := &view{first: w.from}
+	v := &view{}
 	s := scanner{window: w, view: v}
 	buf := make([]byte, chunkBytes)
 	for read := 0; ; {

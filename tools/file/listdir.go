@@ -81,21 +81,14 @@ func (l *lister) run(ctx context.Context, in listDirInput) (tools.Output, error)
 	return out, nil
 }
 
-// firstByDepth keeps the most entries nearest the top, in their order.
+// firstByDepth keeps the most entries nearest the top, in the order of a tree.
 func firstByDepth(entries []workspace.Entry, most int) (kept []workspace.Entry, cut bool) {
 	if len(entries) <= most {
 		return entries, false
 	}
-	index := make([]int, len(entries))
-	for i := range index {
-		index[i] = i
-	}
-	slices.SortStableFunc(index, func(a, b int) int { return entries[a].Depth - entries[b].Depth })
-	index = index[:most]
-	slices.Sort(index)
-	for _, i := range index {
-		kept = append(kept, entries[i])
-	}
+	slices.SortStableFunc(entries, func(a, b workspace.Entry) int { return a.Depth - b.Depth })
+	kept = entries[:most]
+	slices.SortFunc(kept, func(a, b workspace.Entry) int { return workspace.TreeOrder(a.Path, b.Path) })
 	return kept, true
 }
 

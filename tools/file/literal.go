@@ -118,7 +118,7 @@ func (l *literal) index(data []byte) int {
 		if begin+len(l.text) > len(data) {
 			return -1
 		}
-		if equalFold(data[begin:begin+len(l.text)], l.text) {
+		if bytes.EqualFold(data[begin:begin+len(l.text)], []byte(l.text)) {
 			return begin
 		}
 	}
@@ -135,19 +135,6 @@ func indexFrom(data []byte, b byte, at, known int) int {
 		return len(data)
 	}
 	return at + i
-}
-
-// equalFold compares data with a lower-case ASCII text.
-func equalFold(data []byte, lower string) bool {
-	for i, b := range data {
-		if 'A' <= b && b <= 'Z' {
-			b += 'a' - 'A'
-		}
-		if b != lower[i] {
-			return false
-		}
-	}
-	return true
 }
 
 // finder finds the next place that may contain a match.
