@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"syscall"
 )
 
@@ -52,7 +51,6 @@ var ErrMount = errors.New("on another mount")
 // Errors that newError turns into an [Error].
 var (
 	errEscape     = errors.New("leads outside")
-	errLoop       = errors.New("too many symlinks")
 	errNotRegular = errors.New("not a regular file")
 )
 
@@ -73,7 +71,7 @@ func newError(path string, err error) *Error {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e
 	}
-	if isEscape(err) {
+	if errors.Is(err, errEscape) {
 		return newEscapeError(path, err)
 	}
 	e := &Error{Kind: KindIO, Path: abbreviatePath(path), Err: err, Detail: "the file system answered with an error"}
@@ -96,7 +94,6 @@ var faults = []struct {
 	kind   Kind
 	detail string
 }{
-	{errLoop, KindInvalid, "the symlinks in the path go round in a circle, or there are more than 40 of them"},
 	{syscall.ELOOP, KindInvalid, "the symlinks in the path go round in a circle, or there are more than 40 of them"},
 	{ErrMount, KindNotRegular, "the path is on another mount inside the workspace, which is not entered"},
 	{errNotRegular, KindNotRegular, "not a regular file (a FIFO, a device or a socket)"},
@@ -113,9 +110,7 @@ var faults = []struct {
 	{syscall.EDQUOT, KindNoSpace, "the disk quota is used up"},
 	{syscall.EFBIG, KindTooLarge, "is larger than the file system allows"},
 	{syscall.ENOTEMPTY, KindExists, "the directory is not empty"},
-	{os.ErrDeadlineExceeded, KindTimeout, "the file system did not answer in time"},
 	{syscall.ETIMEDOUT, KindTimeout, "the file system did not answer in time"},
-	{syscall.EEXIST, KindExists, "exists already"},
 	{fs.ErrNotExist, KindNotFound, "no such file or directory"},
 	{fs.ErrExist, KindExists, "exists already"},
 	{fs.ErrPermission, KindPermission, "permission denied by the file's mode or owner"},

@@ -25,7 +25,11 @@ func OpenDir(path string) (*os.File, error) {
 	}
 	fd, err := openNoLinks(abs)
 	if errors.Is(err, unix.ELOOP) {
-		return nil, &Error{Kind: KindEscape, Path: path, Err: err, Detail: linkDetail(abs)}
+		detail := "is reached through a symlink, which an earlier session could have made"
+		if real, err := filepath.EvalSymlinks(abs); err == nil {
+			detail += fmt.Sprintf("; if that is what you mean, name the directory itself: %q", real)
+		}
+		return nil, &Error{Kind: KindEscape, Path: path, Err: err, Detail: detail}
 	}
 	if err != nil {
 		e := newError(path, err)
@@ -35,14 +39,6 @@ func OpenDir(path string) (*os.File, error) {
 		return nil, e
 	}
 	return os.NewFile(uintptr(fd), abs), nil
-}
-
-func linkDetail(abs string) string {
-	detail := "is reached through a symlink, which an earlier session could have made"
-	if real, err := filepath.EvalSymlinks(abs); err == nil {
-		detail += fmt.Sprintf("; if that is what you mean, name the directory itself: %q", real)
-	}
-	return detail
 }
 
 // openNoLinks opens an absolute path, following only symlinks of the system.
@@ -123,17 +119,12 @@ func OpenFile(path string, flags int, mode fs.FileMode) (*os.File, error) {
 		return nil, err
 	}
 	defer func() { _ = dir.Close() }()
-	return openIn(dir, filepath.Base(abs), flags, mode)
-}
-
-func openIn(dir *os.File, name string, flags int, mode fs.FileMode) (*os.File, error) {
-	path := filepath.Join(dir.Name(), name)
-	fd, err := unix.Openat(int(dir.Fd()), name, flags|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, uint32(mode.Perm()))
+	fd, err := unix.Openat(int(dir.Fd()), filepath.Base(abs), flags|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, uint32(mode.Perm()))
 	if errors.Is(err, unix.ELOOP) {
-		return nil, &Error{Kind: KindEscape, Path: path, Err: err, Detail: "is a symlink"}
+		return nil, &Error{Kind: KindEscape, Path: abs, Err: err, Detail: "is a symlink"}
 	}
 	if err != nil {
-		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+		return nil, &fs.PathError{Op: "open", Path: abs, Err: err}
 	}
-	return os.NewFile(uintptr(fd), path), nil
+	return os.NewFile(uintptr(fd), abs), nil
 }

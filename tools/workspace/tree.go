@@ -182,18 +182,11 @@ func openat2(at int, rel string, flags int, resolve uint64) (int, error) {
 	return -1, unix.EAGAIN
 }
 
-func isEscape(err error) bool { return errors.Is(err, errEscape) }
-
 // mountID identifies a mount: by the kernel's id (Linux 5.8), or else by device,
 // which can't distinguish bind mounts of one device.
 type mountID struct {
 	id  uint64
 	dev uint64
-}
-
-func mountOf(fd int) (mountID, error) {
-	f, err := statx(fd, "", unix.AT_EMPTY_PATH)
-	return f.mount, err
 }
 
 type statResult struct {
@@ -208,13 +201,8 @@ type statResult struct {
 // and types apart.
 func statx(at int, name string, flags int) (statResult, error) {
 	var x unix.Statx_t
-	flags |= unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT
-	err := retry(func() error {
-		return unix.Statx(at, name, flags|unix.AT_STATX_DONT_SYNC, unix.STATX_BASIC_STATS|unix.STATX_MNT_ID, &x)
-	})
-	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) {
-		return fstatat(at, name, flags)
-	}
+	flags |= unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT | unix.AT_STATX_DONT_SYNC
+	err := retry(func() error { return unix.Statx(at, name, flags, unix.STATX_BASIC_STATS|unix.STATX_MNT_ID, &x) })
 	if err != nil {
 		return statResult{}, err
 	}
@@ -228,14 +216,6 @@ func statx(at int, name string, flags int) (statResult, error) {
 	f.Mtim = unix.NsecToTimespec(x.Mtime.Sec*1e9 + int64(x.Mtime.Nsec))
 	f.Ctim = unix.NsecToTimespec(x.Ctime.Sec*1e9 + int64(x.Ctime.Nsec))
 	return f, nil
-}
-
-func fstatat(at int, name string, flags int) (statResult, error) {
-	var f statResult
-	err := retry(func() error { return unix.Fstatat(at, name, &f.Stat_t, flags) })
-	f.mount = mountID{dev: f.Dev}
-	f.links = uint64(f.Nlink) //nolint:unconvert // see links
-	return f, err
 }
 
 func retry(f func() error) error {

@@ -138,8 +138,8 @@ func (w *walk) openLast(dir, found int, name string, typ Type, flags int) (int, 
 	if err != nil {
 		return -1, err
 	}
-	m, err := mountOf(fd) // the file may have been replaced
-	if err == nil && m != w.mount {
+	f, err := statx(fd, "", unix.AT_EMPTY_PATH) // the file may have been replaced
+	if err == nil && f.mount != w.mount {
 		err = ErrMount
 	}
 	if err != nil {
@@ -152,7 +152,7 @@ func (w *walk) openLast(dir, found int, name string, typ Type, flags int) (int, 
 // readTarget reads a symlink and counts it.
 func (w *walk) readTarget(fd int) (string, error) {
 	if w.links++; w.links > maxLinks {
-		return "", errLoop
+		return "", unix.ELOOP
 	}
 	return readLink(fd, "")
 }

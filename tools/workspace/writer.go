@@ -114,7 +114,7 @@ func (w *Writer) applyOp(ctx context.Context, op Op, rel string, c *Change) erro
 // writeFault is newError for changes: another mount is one that the session
 // protects, such as a read-only .git.
 func writeFault(path string, err error) *Error {
-	if errors.Is(err, ErrMount) || errors.Is(err, unix.EXDEV) && !isEscape(err) {
+	if errors.Is(err, ErrMount) || errors.Is(err, unix.EXDEV) && !errors.Is(err, errEscape) {
 		return &Error{
 			Kind: KindPermission, Path: abbreviatePath(path), Err: err,
 			Detail: "is mounted apart from the workspace, which protects it from changes",
