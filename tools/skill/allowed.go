@@ -56,12 +56,7 @@ func (e entry) allowsRemote(server string, name tools.Name) bool {
 }
 
 func allowsAny(list []string, name tools.Name) bool {
-	for _, written := range list {
-		if parseEntry(written).allows(name) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(list, func(written string) bool { return parseEntry(written).allows(name) })
 }
 
 // Resolve returns the known tools that a list of allowed-tools names, the entries
@@ -76,7 +71,7 @@ func Resolve(allowed []string, known []tools.Name) (names []tools.Name, unknown,
 	for _, written := range allowed {
 		e := parseEntry(written)
 		switch {
-		case e.name != allTools && !allowsOneOf(e, known):
+		case e.name != allTools && !slices.ContainsFunc(known, e.allows):
 			unknown = append(unknown, written)
 		case e.pattern != "" && e.pattern != "*":
 			patterns = append(patterns, written)
@@ -84,5 +79,3 @@ func Resolve(allowed []string, known []tools.Name) (names []tools.Name, unknown,
 	}
 	return names, unknown, patterns
 }
-
-func allowsOneOf(e entry, known []tools.Name) bool { return slices.ContainsFunc(known, e.allows) }

@@ -40,9 +40,6 @@ type Skill struct {
 	check func(path string) error
 }
 
-// IsOperators reports whether the skill counts as the operator's text.
-func (s Skill) IsOperators() bool { return s.Trust != TrustUntrusted }
-
 // Loaded describes a skill that a session loaded. It is the metadata of the call's
 // record.
 type Loaded struct {
@@ -89,12 +86,11 @@ func (s *Set) Ignored() []Ignored {
 }
 
 func (s *Set) findSkill(name string) (Skill, bool) {
-	for _, one := range s.Skills() {
-		if one.Name == name {
-			return one, true
-		}
+	i := slices.IndexFunc(s.Skills(), func(one Skill) bool { return one.Name == name })
+	if i < 0 {
+		return Skill{}, false
 	}
-	return Skill{}, false
+	return s.skills[i], true
 }
 
 // Clone returns a set with the same skills and the same ones loaded.
@@ -197,7 +193,7 @@ const MaxListBytes = 24_000
 func (s *Set) List(operators bool) string {
 	var b strings.Builder
 	for _, one := range s.Skills() {
-		if one.IsOperators() == operators {
+		if (one.Trust != TrustUntrusted) == operators {
 			b.WriteString(one.listLine())
 		}
 	}
@@ -228,22 +224,18 @@ type Info struct {
 	Body         string       `json:"body,omitempty" doc:"the text, in the answer for one skill"`
 }
 
-// NewInfo describes a skill in a session with these tools.
-func NewInfo(s Skill, known []tools.Name) Info {
-	i := Info{Name: s.Name, Description: s.Description, Path: s.Path, Trust: s.Trust, SHA256: s.SHA256, Bytes: s.Bytes, Warnings: s.Warnings, Body: s.Body}
-	if s.Declares {
-		i.AllowedTools = &s.AllowedTools
-		i.Tools, i.Unknown, i.Patterns = Resolve(s.AllowedTools, known)
-	}
-	return i
-}
-
-// Infos describes all skills.
+// Infos describes all skills to users of a session with these tools.
 func (s *Set) Infos(known []tools.Name) []Info {
 	list := []Info{}
 	for _, one := range s.Skills() {
-		i := NewInfo(one, known)
-		i.Loaded = s.isLoaded(one)
+		i := Info{
+			Name: one.Name, Description: one.Description, Path: one.Path, Trust: one.Trust, SHA256: one.SHA256, Bytes: one.Bytes,
+			Loaded: s.isLoaded(one), Warnings: one.Warnings, Body: one.Body,
+		}
+		if one.Declares {
+			i.AllowedTools = &one.AllowedTools
+			i.Tools, i.Unknown, i.Patterns = Resolve(one.AllowedTools, known)
+		}
 		list = append(list, i)
 	}
 	return list
