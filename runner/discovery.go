@@ -59,7 +59,7 @@ func (t toolset) discoveryTools() []tools.Factory {
 
 func (o Options) deniesAll(def tools.Definition) bool {
 	// Without an input no command can be dangerous.
-	return o.Policy.DecideCallWith(policy.DangerMatcher{}, def, o.Workspace.Path, nil).Mode == policy.ModeDeny
+	return o.Policy.Decide(def, o.Workspace.Path).Mode == policy.ModeDeny
 }
 
 // searchWait bounds how long a search waits for starting servers: one that hangs must not

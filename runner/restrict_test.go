@@ -39,7 +39,7 @@ func TestRestrictionsBindTheBuiltInTools(t *testing.T) {
 		} {
 			var bound []tools.Name
 			for _, def := range defs {
-				if rules.DecideCall(def, "", json.RawMessage(want.input)).Mode == policy.ModeDeny {
+				if rules.DecideCall(policy.DangerMatcher{}, def, "", json.RawMessage(want.input)).Mode == policy.ModeDeny {
 					bound = append(bound, def.Name)
 				}
 			}

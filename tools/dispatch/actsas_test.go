@@ -58,11 +58,11 @@ func TestRestrictionsBindSiblings(t *testing.T) {
 	} {
 		def := tc.def
 		def.Runs = tools.PlaceSandbox
-		if got := tc.policy.DecideCall(def, "", json.RawMessage(tc.input)); got != tc.want {
+		if got := tc.policy.DecideCall(policy.DangerMatcher{}, def, "", json.RawMessage(tc.input)); got != tc.want {
 			t.Errorf("%s: %+v, want %+v", name, got, tc.want)
 		}
 		def.ActsAs = nil
-		if control := tc.policy.DecideCall(def, "", json.RawMessage(tc.input)); tc.want.As != "" && slices.Index(modes, control.Mode) >= slices.Index(modes, tc.want.Mode) {
+		if control := tc.policy.DecideCall(policy.DangerMatcher{}, def, "", json.RawMessage(tc.input)); tc.want.As != "" && slices.Index(modes, control.Mode) >= slices.Index(modes, tc.want.Mode) {
 			t.Errorf("%s: the tool's own rules give %+v too: the case shows nothing", name, control)
 		}
 	}

@@ -192,7 +192,7 @@ func (r *round) checkPaths(p *pending) *tools.Error {
 }
 
 func (r *round) checkPolicy(p *pending) *tools.Error {
-	p.verdict = r.raiseMode(p, r.d.opts.Policy.DecideCallWith(r.d.danger, p.tool.Definition, r.d.opts.Workspace, p.call.Input))
+	p.verdict = r.raiseMode(p, r.d.opts.Policy.DecideCall(r.d.danger, p.tool.Definition, r.d.opts.Workspace, p.call.Input))
 	switch p.verdict.Mode {
 	case policy.ModeAuto:
 		return nil

@@ -773,7 +773,7 @@ func TestPatchPartsAreRestricted(t *testing.T) {
 					want = mode
 				}
 				for _, p := range []policy.Policy{direct, required} {
-					if got := p.DecideCall(def, "", input); got.Mode != want {
+					if got := p.DecideCall(policy.DangerMatcher{}, def, "", input); got.Mode != want {
 						t.Errorf("%s, %s: %s: %+v, want %s", name, restricted, mode, got, want)
 					}
 				}

@@ -76,7 +76,7 @@ func TestFeatureToolsActAsServers(t *testing.T) {
 			t.Fatal(err)
 		}
 		p.Tools = rule
-		if v := p.DecideCall(def, "/workspace", []byte(`{"server":"f","uri":"x"}`)); v.Mode != mode {
+		if v := p.DecideCall(policy.DangerMatcher{}, def, "/workspace", []byte(`{"server":"f","uri":"x"}`)); v.Mode != mode {
 			t.Errorf("with the rules %v the call has mode %s (%s), want %s", rule, v.Mode, v.Rule, mode)
 		}
 	}

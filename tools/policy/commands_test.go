@@ -29,7 +29,11 @@ func decideCommandsOf(t testing.TB, p Policy, commands ...string) Verdict {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return p.DecideCall(commandTool("shell"), "", input)
+	danger, err := p.DangerMatcher("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p.DecideCall(danger, commandTool("shell"), "", input)
 }
 
 func promptingPolicy(t testing.TB, commands map[string]Mode) Policy {

@@ -144,24 +144,15 @@ func (m Mode) isValid() bool {
 // Decide returns the verdict for every call of a tool in a workspace; see
 // [Policy.DecideCall].
 func (p Policy) Decide(def tools.Definition, workspace string) Verdict {
-	return p.DecideCall(def, workspace, nil)
+	return p.DecideCall(DangerMatcher{}, def, workspace, nil)
 }
 
-// DecideCall returns the verdict for a call with this input. Of the rules that
-// apply to the tool, a deny wins, otherwise the most specific one. Then the
-// strictest restriction on tools that the call acts as counts, and then the
-// strictest policy. Rules about commands come before rules about tools and classes,
-// but lift no deny.
-func (p Policy) DecideCall(def tools.Definition, workspace string, input json.RawMessage) Verdict {
-	danger, err := p.DangerMatcher("")
-	if err != nil {
-		return Verdict{Mode: ModeDeny, Rule: err.Error()}
-	}
-	return p.DecideCallWith(danger, def, workspace, input)
-}
-
-// DecideCallWith is [Policy.DecideCall] with a matcher from [Policy.DangerMatcher].
-func (p Policy) DecideCallWith(danger DangerMatcher, def tools.Definition, workspace string, input json.RawMessage) Verdict {
+// DecideCall returns the verdict for a call with this input; danger is from
+// [Policy.DangerMatcher]. Of the rules that apply to the tool, a deny wins, otherwise
+// the most specific one. Then the strictest restriction on tools that the call acts
+// as counts, and then the strictest policy. Rules about commands come before rules
+// about tools and classes, but lift no deny.
+func (p Policy) DecideCall(danger DangerMatcher, def tools.Definition, workspace string, input json.RawMessage) Verdict {
 	s := situation{def: def, workspace: workspace, danger: danger}
 	if def.ActsAs != nil {
 		s.acts = def.ActsAs(input)
@@ -220,9 +211,9 @@ func (p Policy) DecideSandbox(workspace string, enabled bool) Verdict {
 		{Name: tools.NameShell, Class: tools.ClassExecute, Runs: tools.PlaceSandbox, Commands: func(json.RawMessage) []string { return []string{anyCommand} }},
 		{Class: tools.ClassWrite, Runs: tools.PlaceSandbox},
 	} {
-		v := p.DecideCall(def, workspace, json.RawMessage("{}"))
+		v := p.DecideCall(DangerMatcher{}, def, workspace, json.RawMessage("{}"))
 		if enabled && v.Mode != ModeDeny {
-			v = Policy{Classes: classModes(ModeAuto, ModeAuto), Tighten: p.Tighten}.DecideCall(def, workspace, json.RawMessage("{}"))
+			v = Policy{Classes: classModes(ModeAuto, ModeAuto), Tighten: p.Tighten}.DecideCall(DangerMatcher{}, def, workspace, json.RawMessage("{}"))
 		}
 		if v.Mode.rank() > strictest.Mode.rank() {
 			strictest = v
@@ -381,7 +372,7 @@ func (p Policy) rulesFor(def tools.Definition, workspace string) []Verdict {
 	if p.relaxesWorkspace(workspace) {
 		mode, ok := p.RelaxedModes[def.Class]
 		state := def.Runs == tools.PlaceState
-		add(mode, ok && (!state || mode.rank() > p.classMode(def.Class).rank()), "relaxed workspace, class "+string(def.Class))
+		add(mode, ok && (!state || mode.rank() > cmp.Or(p.Classes[def.Class], ModePrompt).rank()), "relaxed workspace, class "+string(def.Class))
 		add(ModeAuto, !ok && def.Class == tools.ClassWrite && !state, "relaxed workspace")
 	}
 	if def.Runs == tools.PlaceSandbox {
@@ -396,13 +387,6 @@ func (p Policy) rulesFor(def tools.Definition, workspace string) []Verdict {
 		named = append(named, p.serverRule())
 	}
 	return append(named, rules...)
-}
-
-func (p Policy) classMode(class tools.Class) Mode {
-	if mode, ok := p.Classes[class]; ok {
-		return mode
-	}
-	return ModePrompt
 }
 
 func (p Policy) relaxesWorkspace(workspace string) bool {

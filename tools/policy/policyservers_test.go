@@ -86,7 +86,7 @@ func TestActsForServer(t *testing.T) {
 		"the server is allowed": {map[string]Mode{"srv/*": ModeAuto}, ModeAuto},
 		"the name is exact":     {map[string]Mode{"srv/*": ModeAuto, "srv__resource": ModePrompt}, ModePrompt},
 	} {
-		if got := (Policy{Classes: modes, Tools: tt.tools}).DecideCall(def, "", json.RawMessage(`{}`)).Mode; got != tt.want {
+		if got := (Policy{Classes: modes, Tools: tt.tools}).DecideCall(DangerMatcher{}, def, "", json.RawMessage(`{}`)).Mode; got != tt.want {
 			t.Errorf("%s: %s, want %s", name, got, tt.want)
 		}
 	}
