@@ -44,11 +44,12 @@ func Factories(o Options) ([]tools.Factory, error) {
 	if o.Logger == nil {
 		o.Logger = zap.NewNop()
 	}
+	r := &readers{o.Reader, o.Logger}
 	all := []tools.Factory{
-		readFactory(o, readFileDefinition(), (&fileReader{reader: o.Reader}).run),
-		readFactory(o, listDirDefinition(), (&lister{reader: o.Reader}).run),
-		readFactory(o, globDefinition(), (&globber{reader: o.Reader, log: o.Logger}).run),
-		readFactory(o, grepDefinition(), (&grepper{reader: o.Reader, log: o.Logger}).run),
+		readFactory(o, readFileDefinition(), r.readFile),
+		readFactory(o, listDirDefinition(), r.listDir),
+		readFactory(o, globDefinition(), r.glob),
+		readFactory(o, grepDefinition(), r.grep),
 	}
 	if o.Applier != nil {
 		all = append(all,
@@ -58,6 +59,12 @@ func Factories(o Options) ([]tools.Factory, error) {
 			applyPatch(o))
 	}
 	return all, nil
+}
+
+// readers are the read-only tools.
+type readers struct {
+	view workspace.View
+	log  *zap.Logger
 }
 
 // reader is one execution of a read-only tool.

@@ -42,17 +42,12 @@ type globInput struct {
 	NoIgnore bool   `json:"no_ignore"`
 }
 
-type globber struct {
-	reader workspace.View
-	log    *zap.Logger
-}
-
-func (g *globber) run(ctx context.Context, in globInput) (tools.Output, error) {
-	s, err := newSearch(g.reader, in.Path, in.NoIgnore)
+func (r *readers) glob(ctx context.Context, in globInput) (tools.Output, error) {
+	s, err := newSearch(r.view, in.Path, in.NoIgnore)
 	if err != nil {
 		return tools.Output{}, err
 	}
-	pattern, err := newPattern(g.reader, in.Pattern)
+	pattern, err := newPattern(r.view, in.Pattern)
 	if err != nil {
 		return tools.Output{}, err
 	}
@@ -76,7 +71,7 @@ func (g *globber) run(ctx context.Context, in globInput) (tools.Output, error) {
 	if err != nil {
 		return tools.Output{}, err
 	}
-	g.log.Debug("glob", zap.Int("entries", end.Entries), zap.Int("found", found), zap.Bool("late", end.late))
+	r.log.Debug("glob", zap.Int("entries", end.Entries), zap.Int("found", found), zap.Bool("late", end.late))
 	out := textOutput(b.String())
 	if found == 0 {
 		addNote(&out, "no files match")

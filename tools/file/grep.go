@@ -68,13 +68,8 @@ type grepInput struct {
 	MaxResults count  `json:"max_results"`
 }
 
-type grepper struct {
-	reader workspace.View
-	log    *zap.Logger
-}
-
-func (g *grepper) run(ctx context.Context, in grepInput) (tools.Output, error) {
-	s, err := newSearch(g.reader, in.Path, in.NoIgnore)
+func (r *readers) grep(ctx context.Context, in grepInput) (tools.Output, error) {
+	s, err := newSearch(r.view, in.Path, in.NoIgnore)
 	if err != nil {
 		return tools.Output{}, err
 	}
@@ -85,22 +80,22 @@ func (g *grepper) run(ctx context.Context, in grepInput) (tools.Output, error) {
 	m.literals = requiredLiterals(m.re.String())
 	o := workspace.SearchOptions{Examine: m.examine, MaxFile: grepFileBytes}
 	if in.Glob != "" {
-		glob, err := newPattern(g.reader, in.Glob)
+		glob, err := newPattern(r.view, in.Glob)
 		if err != nil {
 			return tools.Output{}, err
 		}
 		o.Match = func(dir, name string) bool { return glob.match(s, dir, name) }
 	}
-	var r grepped
+	var found grepped
 	o.Visit = func(name string, f workspace.SearchResult) error {
-		return r.addMatches(name, f.Value.(*fileMatches), m.most)
+		return found.addMatches(name, f.Value.(*fileMatches), m.most)
 	}
 	end, err := s.run(ctx, o)
 	if err != nil {
 		return tools.Output{}, err
 	}
-	g.log.Debug("grep", zap.Int("entries", end.Entries), zap.Int("matches", r.found), zap.Bool("late", end.late))
-	return r.output(end), nil
+	r.log.Debug("grep", zap.Int("entries", end.Entries), zap.Int("matches", found.found), zap.Bool("late", end.late))
+	return found.output(end), nil
 }
 
 func (in grepInput) compilePattern() (*regexp.Regexp, error) {

@@ -42,13 +42,11 @@ type listDirInput struct {
 	Depth count  `json:"depth"`
 }
 
-type lister struct{ reader workspace.View }
-
-func (l *lister) run(ctx context.Context, in listDirInput) (tools.Output, error) {
+func (r *readers) listDir(ctx context.Context, in listDirInput) (tools.Output, error) {
 	if in.Path == "" {
 		in.Path = "."
 	}
-	list, err := l.reader.List(ctx, in.Path, in.Depth.orDefault(1, maxListDepth))
+	list, err := r.view.List(ctx, in.Path, in.Depth.orDefault(1, maxListDepth))
 	if err != nil {
 		return tools.Output{}, err
 	}

@@ -9,12 +9,12 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-func (f *fileReader) readPicture(ctx context.Context, head workspace.File) (tools.Output, error) {
+func (r *readers) readPicture(ctx context.Context, head workspace.File) (tools.Output, error) {
 	media := picture.Type(head.Data)
 	if head.Size > picture.MaxBytes {
 		return tools.Output{}, refuse("too_large", "%s is a picture of %d bytes; at most %d can be shown", shown(head.Path), head.Size, picture.MaxBytes)
 	}
-	whole, err := f.reader.ReadFile(ctx, head.Path, 0, picture.MaxBytes)
+	whole, err := r.view.ReadFile(ctx, head.Path, 0, picture.MaxBytes)
 	if err != nil {
 		return tools.Output{}, err
 	}

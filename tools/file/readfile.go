@@ -59,10 +59,8 @@ type readFileInput struct {
 	Numbers bool   `json:"line_numbers"`
 }
 
-type fileReader struct{ reader workspace.View }
-
-func (f *fileReader) run(ctx context.Context, in readFileInput) (tools.Output, error) {
-	head, err := f.reader.ReadFile(ctx, in.Path, 0, sampleBytes)
+func (r *readers) readFile(ctx context.Context, in readFileInput) (tools.Output, error) {
+	head, err := r.view.ReadFile(ctx, in.Path, 0, sampleBytes)
 	if err != nil {
 		return tools.Output{}, err
 	}
@@ -71,13 +69,13 @@ func (f *fileReader) run(ctx context.Context, in readFileInput) (tools.Output, e
 	case len(head.Data) == 0:
 		return textOutput("[the file is empty]"), nil
 	case picture.Type(head.Data) != "":
-		return f.readPicture(ctx, head)
+		return r.readPicture(ctx, head)
 	case bytes.HasPrefix(head.Data, []byte{0xff, 0xfe}), bytes.HasPrefix(head.Data, []byte{0xfe, 0xff}):
-		return f.showUTF16(ctx, head, w)
+		return r.showUTF16(ctx, head, w)
 	case isBinary(head.Data):
 		return describeFile(head), nil
 	}
-	stream := &fileStream{ctx: ctx, reader: f.reader, path: in.Path}
+	stream := &fileStream{ctx: ctx, reader: r.view, path: in.Path}
 	v, err := w.readView(stream)
 	if err != nil {
 		return tools.Output{}, err
@@ -90,8 +88,8 @@ func (f *fileReader) run(ctx context.Context, in readFileInput) (tools.Output, e
 }
 
 // showUTF16 shows a UTF-16 text, unless it is too large to decode as a whole.
-func (f *fileReader) showUTF16(ctx context.Context, head workspace.File, w window) (tools.Output, error) {
-	whole, err := f.reader.ReadFile(ctx, head.Path, 0, workspace.DefaultMaxFileBytes)
+func (r *readers) showUTF16(ctx context.Context, head workspace.File, w window) (tools.Output, error) {
+	whole, err := r.view.ReadFile(ctx, head.Path, 0, workspace.DefaultMaxFileBytes)
 	if err != nil {
 		return tools.Output{}, err
 	}
