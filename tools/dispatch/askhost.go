@@ -50,7 +50,7 @@ func (d *Dispatcher) AskHost(ctx context.Context, q HostQuestion) (approval.Reso
 		}
 		if found {
 			r := approval.Resolution{CallID: q.CallID, Decision: decision, Scope: approval.ScopeAlways, By: approval.ByGrant}
-			return r, d.emitResolution(r)
+			return r, d.out.emit(ConfirmationResolved{r})
 		}
 	}
 	c, err := d.describeHost(q)
@@ -62,7 +62,7 @@ func (d *Dispatcher) AskHost(ctx context.Context, q HostQuestion) (approval.Reso
 			return approval.Resolution{}, err
 		}
 		r := approval.Resolution{RequestID: c.ID, CallID: q.CallID, Decision: approval.DecisionDeny, Scope: approval.ScopeOnce, By: approval.ByOnPrompt}
-		return r, d.emitResolution(r)
+		return r, d.out.emit(ConfirmationResolved{r})
 	}
 	request := d.opts.Broker.Request(ctx, c)
 	if err := d.out.emit(ConfirmationRequested{c}); err != nil {
@@ -72,7 +72,7 @@ func (d *Dispatcher) AskHost(ctx context.Context, q HostQuestion) (approval.Reso
 	d.opts.Broker.Deliver(request)
 	none := func() (approval.Decision, bool) { return "", false }
 	r := d.resolveHost(c, d.opts.Broker.Wait(request, &d.answers, none), key)
-	err = d.emitResolution(r)
+	err = d.out.emit(ConfirmationResolved{r})
 	if err != nil && r.Scope == approval.ScopeAlways && r.Decision == approval.DecisionAllow {
 		_, _ = d.opts.Grants.AnsweredBy(r.Client).Revoke(key.SameKey) // an answer that no client learns of must not last
 	}
@@ -133,8 +133,4 @@ func (d *Dispatcher) describeHost(q HostQuestion) (approval.Confirmation, error)
 		c.Phrase, _ = tools.Display(q.phrase())
 	}
 	return c, nil
-}
-
-func (d *Dispatcher) emitResolution(r approval.Resolution) error {
-	return d.out.emit(ConfirmationResolved{r})
 }

@@ -251,7 +251,7 @@ func (p Policy) DangerousIn(script string) (string, error) {
 }
 
 // Unmatched returns the per-tool keys of all layers, sorted, that name none of the
-// tools. Keys about servers are left out, because their tools are not known.
+// tools. Keys about these servers are left out, because their tools are not known.
 func (p Policy) Unmatched(defs []tools.Definition, servers ...string) []string {
 	var keys []string
 	for _, key := range slices.Sorted(maps.Keys(p.Tools)) {

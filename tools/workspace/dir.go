@@ -3,6 +3,7 @@ package workspace
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/binary"
 	"errors"
 	"io/fs"
@@ -134,24 +135,15 @@ func (t *tree) describeEntry(dir int, name string, e *Entry) error {
 
 // readNames reads a directory, up to [maxDirNames] names or most bytes of names.
 func readNames(fd int, most int64) (names []dirName, more bool, err error) {
-	array := direntBuffers.Get().(*[direntBytes]byte)
-	defer direntBuffers.Put(array)
-	buf := array[:]
+	buf := direntBuffers.Get().(*[direntBytes]byte)
+	defer direntBuffers.Put(buf)
+	var batch []dirName
 	for {
-		n := 0
-		err := retry(func() (err error) {
-			n, err = unix.Getdents(fd, buf)
-			return err
-		})
-		if err != nil || n <= 0 {
+		batch, err = nextNames(context.Background(), fd, buf[:], batch[:0])
+		if err != nil || len(batch) == 0 {
 			return names, false, err
 		}
-		for rest := buf[:n]; len(rest) > 0; {
-			var d dirName
-			d, rest = nextDirent(rest)
-			if d.name == "" || d.name == "." || d.name == ".." {
-				continue
-			}
+		for _, d := range batch {
 			most -= int64(len(d.name))
 			if len(names) == maxDirNames || most < 0 {
 				return names, true, nil
@@ -281,7 +273,7 @@ func (h *dirHandle) openLayers(l *layers, upperAt, lowerAt int, rel string) erro
 }
 
 // readNames returns the directory's names, sorted, with their types.
-func (h *dirHandle) readNames(_ *tree, _ string, most int64) ([]dirName, bool, error) {
+func (h *dirHandle) readNames(most int64) ([]dirName, bool, error) {
 	names, more, err := readNames(h.fd, most)
 	if err != nil {
 		return nil, false, err
@@ -301,7 +293,7 @@ func (h *dirHandle) readNames(_ *tree, _ string, most int64) ([]dirName, bool, e
 }
 
 // openFile opens the regular file name in the directory, but no symlink.
-func (h *dirHandle) openFile(_ *tree, _, name string) (node, Info, error) {
+func (h *dirHandle) openFile(name string) (node, Info, error) {
 	return asRegular(h.tree.openAt(h.fd, name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_NOFOLLOW))
 }
 

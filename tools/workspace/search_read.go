@@ -39,7 +39,7 @@ func (r *Reader) openNames(ctx context.Context, above *dirHandle, rel, name stri
 		}
 		err = h.openDir(r.tree, above, rel, name)
 		if err == nil {
-			o.names, o.more, err = h.readNames(r.tree, rel, capacity.Bytes)
+			o.names, o.more, err = h.readNames(capacity.Bytes)
 		}
 		return o, r.newError(rel, err)
 	})
@@ -117,7 +117,7 @@ func (r *Reader) readRemoteFiles(ctx context.Context, dir string, names []string
 
 // readWhole reads one file into buf, or into a new buffer if that is too small.
 func (r *Reader) readWhole(ctx context.Context, h *dirHandle, dir, name string, most int64, buf []byte) (File, error) {
-	n, info, err := h.openFile(r.tree, dir, name)
+	n, info, err := h.openFile(name)
 	if err != nil {
 		return File{}, r.newError(joinPath(dir, name), err)
 	}

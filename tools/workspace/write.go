@@ -34,14 +34,8 @@ func (w *Writer) writeFile(ctx context.Context, op Op, rel string, c *Change) er
 	if op.IfSHA256 != "" || op.Kind == OpAppend {
 		most = MaxWriteBytes
 	}
-	before, whole, err := p.readContent(most)
+	before, whole, err := p.readApproved(op, most)
 	if err != nil {
-		return err
-	}
-	if !whole && p.exists && op.IfSHA256 != "" {
-		return op.newError(KindTooLarge, "the file is too large to be compared with what was shown")
-	}
-	if err := op.checkHash(p.exists, before); err != nil {
 		return err
 	}
 	content := op.Content
@@ -88,6 +82,19 @@ func (c *Change) recordBefore(p dirEntry, before []byte, whole bool) {
 	if p.exists && whole && len(before) <= MaxPreimageBytes {
 		c.Before, c.HasBefore = before, true
 	}
+}
+
+// readApproved is readContent for a change that was approved for the content with
+// op.IfSHA256, if any. Another content is an error.
+func (p dirEntry) readApproved(op Op, most int64) (data []byte, whole bool, err error) {
+	data, whole, err = p.readContent(most)
+	if err != nil || op.IfSHA256 == "" {
+		return data, whole, err
+	}
+	if p.exists && !whole {
+		return nil, false, op.newError(KindTooLarge, "the file is too large to be compared with what was shown")
+	}
+	return data, whole, op.checkHash(p.exists, data)
 }
 
 // readContent reads the file to be replaced. whole is false if it is larger than

@@ -275,8 +275,10 @@ func (w *Writer) renameFile(op Op, rel string, c *Change) error {
 	if !from.exists {
 		return unix.ENOENT
 	}
-	if err := from.checkFileHash(op); err != nil {
-		return err
+	if op.IfSHA256 != "" {
+		if _, _, err := from.readApproved(op, MaxWriteBytes); err != nil {
+			return err
+		}
 	}
 	dest, err := w.findEntry(to, true)
 	if err != nil {
@@ -294,20 +296,6 @@ func (w *Writer) renameFile(op Op, rel string, c *Change) error {
 		return &Error{Kind: KindExists, Path: op.To, Detail: "exists already; delete it first, or choose another name", Err: err}
 	}
 	return err
-}
-
-func (p dirEntry) checkFileHash(op Op) error {
-	if op.IfSHA256 == "" {
-		return nil
-	}
-	data, whole, err := p.readContent(MaxWriteBytes)
-	if err != nil {
-		return err
-	}
-	if !whole {
-		return op.newError(KindTooLarge, "the file is too large to be compared with what was shown")
-	}
-	return op.checkHash(true, data)
 }
 
 func (w *Writer) deleteFile(ctx context.Context, op Op, rel string, c *Change) error {
@@ -349,17 +337,9 @@ func (p dirEntry) keepContent(op Op, c *Change) error {
 		}
 		return nil
 	}
-	before, whole, err := p.readContent(MaxWriteBytes)
-	if op.IfSHA256 != "" {
-		if err != nil {
-			return err
-		}
-		if !whole {
-			return op.newError(KindTooLarge, "the file is too large to be compared with what was shown")
-		}
-		if err := op.checkHash(true, before); err != nil {
-			return err
-		}
+	before, whole, err := p.readApproved(op, MaxWriteBytes)
+	if err != nil && op.IfSHA256 != "" {
+		return err
 	}
 	c.recordBefore(p, before, whole && err == nil)
 	return nil
