@@ -782,21 +782,3 @@ func TestExampleDenied(t *testing.T) {
 		t.Errorf("id %q, expires %v", shown.ID, shown.Expires)
 	}
 }
-
-func TestAlwaysAllowThisTool(t *testing.T) {
-	rec := &recorder{}
-	asked := 0
-	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: brokerFunc(func(context.Context, approval.Confirmation) (approval.Answer, error) {
-		asked++
-		return approval.Answer{Decision: approval.DecisionAllow, Scope: approval.ScopeSession}, nil
-	})}, fakeTool{def: testDefinition("shell", tools.ClassExecute)}, fakeTool{def: testDefinition("other", tools.ClassExecute)})
-	roundOK(t, d, call("a", "shell", `{}`))
-	roundOK(t, d, call("b", "shell", `{"text":"another input"}`))
-	roundOK(t, d, call("c", "other", `{}`))
-	wantEvents(t, rec, "a", "requested", "resolved allow by user", "called execute", "completed true")
-	wantEvents(t, rec, "b", "resolved allow by session", "called execute", "completed true")
-	wantEvents(t, rec, "c", "requested", "resolved allow by user", "called execute", "completed true")
-	if asked != 2 {
-		t.Errorf("asked %d times, want 2: once a tool", asked)
-	}
-}

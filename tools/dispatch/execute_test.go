@@ -569,43 +569,6 @@ func TestExampleWorkspaceEscape(t *testing.T) {
 	}
 }
 
-// A command that ignores SIGTERM returns late, with its output, and the call is
-// cancelled all the same. Sandbox tests show that SIGKILL follows.
-func TestExampleCancelShell(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		rec := &recorder{}
-		started := make(chan struct{})
-		cause := errors.New("the user cancelled")
-		d := newDispatcher(t, rec, Options{Policy: preset(t, "sandboxed")}, fakeTool{
-			def: testDefinition("shell", tools.ClassExecute),
-			execute: func(ctx context.Context, c *tools.Call) (tools.Output, error) {
-				if c.ID == "next" {
-					return textOutput("fine"), nil
-				}
-				c.Delta("stdout", "added 1 package")
-				close(started)
-				<-ctx.Done()
-				time.Sleep(5 * time.Second) // the grace until SIGKILL
-				return tools.Output{Content: []tools.Block{{Text: "added 1 package"}}, FilesModified: []string{"package-lock.json"}}, nil
-			},
-		})
-		go func() {
-			<-started
-			time.Sleep(2 * time.Minute)
-			d.Cancel(cause)
-			d.Cancel(errors.New("again"))
-		}()
-		r := roundOK(t, d, call("tu_01HZ_d", "shell", `{"text":"npm install"}`))[0]
-		wantText(t, r, true, "Cancelled. Files changed before that: package-lock.json.\nOutput until then:\nadded 1 package")
-		wantEvents(t, rec, "tu_01HZ_d", "called execute", "delta stdout added 1 package", "failed cancelled")
-		f := find[Failed](rec)[0]
-		if f.Partial != "added 1 package" || f.LatencyMS != 125_000 || len(f.FilesModified) != 1 {
-			t.Errorf("tool.failed is %+v", f)
-		}
-		wantText(t, roundOK(t, d, call("next", "shell", `{}`))[0], false, "fine") // a later round isn't cancelled
-	})
-}
-
 func TestForeignErrorsAreRedactedAndLogged(t *testing.T) {
 	logged, logs := observer.New(zap.DebugLevel)
 	rec := &recorder{}
