@@ -31,7 +31,6 @@ const (
 // catalogue is shared by the calls of a session.
 type catalogue struct{ Options }
 
-// lowerText returns a tool's text for searching words.
 func lowerText(def *tools.Definition) string {
 	return strings.ToLower(string(def.Name) + "\n" + def.Description)
 }
@@ -126,7 +125,6 @@ func (c *catalogue) suggestTools(defs []tools.Definition, written string) []tool
 	return c.firstUsable(sortRanked(defs, found), maxSuggestions)
 }
 
-// quoteNames returns the names by which the model calls tools.
 func (c *catalogue) quoteNames(defs []tools.Definition) string {
 	var names []string
 	for _, def := range defs {

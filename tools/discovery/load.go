@@ -8,7 +8,6 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// loadTool is one execution of load_tool.
 type loadTool struct{ *catalogue }
 
 func (t *loadTool) Definition() tools.Definition {
@@ -79,7 +78,6 @@ func (c *catalogue) findTool(defs []tools.Definition, name string) (found tools.
 	return found, ok
 }
 
-// noTool returns the error for an unknown name.
 func (c *catalogue) noTool(defs []tools.Definition, name string) error {
 	shown, _ := tools.Display(name)
 	message := fmt.Sprintf("There is no tool %q.", shown)

@@ -11,7 +11,6 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// searchTool is one execution of search_tools.
 type searchTool struct{ *catalogue }
 
 func (t *searchTool) Definition() tools.Definition {
@@ -85,7 +84,6 @@ func (t *searchTool) searchTools(query, server string) (text string, matches []t
 	return strings.Join(lines, "\n"), matches
 }
 
-// listTools lists a server's first tools by name.
 func (t *searchTool) listTools(defs []tools.Definition, server string) string {
 	usable := t.firstUsable(defs, len(defs))
 	if len(usable) == 0 {

@@ -27,7 +27,6 @@ type grant struct {
 	command int
 }
 
-// questions holds a session's open questions and the answers.
 type questions struct {
 	// ask asks a person. It is nil if nobody can be asked.
 	ask func(context.Context, Question) (Answer, error)

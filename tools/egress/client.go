@@ -99,7 +99,6 @@ func (c *client) finishConn() {
 // alertAccessDenied is a TLS record with the fatal alert access_denied.
 var alertAccessDenied = []byte{21, 3, 3, 0, 2, 2, 49}
 
-// The first bytes of protocols.
 const (
 	firstTLS    = 22
 	firstSOCKS4 = 4
@@ -133,7 +132,6 @@ func (c *client) answerRefusal(r request, f *refusal) {
 	}
 }
 
-// netConn makes a client a [net.Conn], without deadlines.
 type netConn struct{ *client }
 
 func (netConn) SetDeadline(time.Time) error      { return nil }

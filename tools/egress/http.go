@@ -45,8 +45,7 @@ func (t *tunnel) origin() rule.Origin {
 	return rule.Origin{Scheme: t.scheme, Host: t.host, Port: t.port}
 }
 
-// serveHTTP serves the HTTP/1 requests of a connection, which t leads to one host
-// if not nil.
+// serveHTTP serves the HTTP/1 requests of a connection: to one host if t is set.
 func (c *client) serveHTTP(ctx context.Context, t *tunnel) {
 	s := c.s
 	x := s.newHTTPConn(c, t)
@@ -249,7 +248,6 @@ func checkHost(value string, o rule.Origin) error {
 	return nil
 }
 
-// splitAuthority splits host:port. The port is optional.
 func splitAuthority(s string) (host, port string, ok bool) {
 	if rest, found := strings.CutPrefix(s, "["); found {
 		host, rest, found = strings.Cut(rest, "]")
@@ -435,7 +433,6 @@ type responseBody struct {
 	size  int64
 }
 
-// errBodyClosed ends a body that was closed before its end.
 var errBodyClosed = errors.New("the body was closed")
 
 func (b *responseBody) Read(p []byte) (int, error) {

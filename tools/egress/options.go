@@ -77,7 +77,6 @@ type Options struct {
 	Failed func(error)
 }
 
-// Bounds of connections.
 const (
 	// maxConns is the number of connections served at once. Others wait.
 	maxConns = sandbox.MaxEgressConns
@@ -103,8 +102,7 @@ const (
 	maxQuestions     = 20
 	// maxDenials is the number of distinct refusals kept. Others are counted
 	// together.
-	maxDenials = 1000
-	// maxHeadBytes is the maximum size of an HTTP request's head.
+	maxDenials   = 1000
 	maxHeadBytes = 64 << 10
 )
 
@@ -121,7 +119,6 @@ type timeouts struct {
 
 var defaultTimeouts = timeouts{header: 10 * time.Second, idle: 10 * time.Minute, linger: time.Second}
 
-// withDefaults returns o with defaults for nil fields, or an error if o is invalid.
 func (o Options) withDefaults() (Options, error) {
 	switch {
 	case o.Budget == nil:

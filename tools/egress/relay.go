@@ -6,7 +6,6 @@ import (
 	"sync"
 )
 
-// relayBytes is the buffer size of each direction of a relay.
 const relayBytes = 32 << 10
 
 var buffers = &bufferPool{sync.Pool{New: func() any { return new([relayBytes]byte) }}}

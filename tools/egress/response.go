@@ -182,7 +182,6 @@ func (w *responseWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return conn, bufio.NewReadWriter(bufio.NewReader(conn), bufio.NewWriter(conn)), nil
 }
 
-// setClosing ends the connection after the response.
 func (w *responseWriter) setClosing() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

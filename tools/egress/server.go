@@ -25,8 +25,7 @@ type Server struct {
 	conns   sync.WaitGroup
 
 	// files has the connections to registries whose files are cached.
-	files *transport
-	// client has the connections of Caisson's own requests.
+	files  *transport
 	client *transport
 
 	names   *Names
@@ -41,7 +40,6 @@ type Server struct {
 
 var _ sandbox.EgressHandler = (*Server)(nil)
 
-// errClosed is the cause if the server was closed.
 var errClosed = errors.New("the session's network is closed")
 
 // New returns a server for one session. It must be closed.
@@ -212,7 +210,6 @@ func (qs *questions) canAsk(r request, d rule.Decision, p *rule.Policy, decide f
 	return !p.DeniesName(r.host) && decide(p.WithAnswer(rule.AnswerRule(r.host, r.port))).Allowed()
 }
 
-// canonicalizeHost makes the host of a request canonical. Its error is a *rule.Error.
 func (r *request) canonicalizeHost() error {
 	host, err := rule.CanonicalHost(r.host)
 	if err != nil {

@@ -22,7 +22,6 @@ const (
 	socksNoMethod       = 0xff
 )
 
-// socksError reports a SOCKS5 request that is not served, with its reply.
 type socksError struct {
 	reply   byte
 	message string

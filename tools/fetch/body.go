@@ -56,7 +56,6 @@ func bodyError(err error, format string, args ...any) error {
 
 var errTooLarge = errors.New("too large")
 
-// boundedReader reads at most left bytes and then fails with errTooLarge.
 type boundedReader struct {
 	r    io.Reader
 	left int64

@@ -72,7 +72,6 @@ type Response struct {
 	Cached bool
 }
 
-// errTimeout is the cause of a context whose fetch took too long.
 var errTimeout = errors.New("the fetch took too long")
 
 const reasonTimeout = "timeout"

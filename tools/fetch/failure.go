@@ -23,8 +23,7 @@ type failure struct {
 	// outage reports whether the host is at fault, so that its circuit breaker
 	// counts it.
 	outage bool
-	// err is the cause, for the log.
-	err error
+	err    error
 }
 
 func (f *failure) Error() string { return f.message }

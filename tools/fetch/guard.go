@@ -9,7 +9,6 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
-// dialOrigin connects to an origin at an address that the guard allows.
 func (c *Client) dialOrigin(ctx context.Context, o rule.Origin) (net.Conn, error) {
 	conn, err := c.newDialer().Dial(ctx, o.Host, o.Port)
 	if err != nil {
@@ -47,7 +46,6 @@ func (c *Client) dialProxy(ctx context.Context, network, address string) (net.Co
 	return c.meterConn(conn), nil
 }
 
-// meterConn applies the egress budget and the idle timeout to conn.
 func (c *Client) meterConn(conn net.Conn) net.Conn {
 	return &limits.MeteredConn{Conn: conn, Budget: c.opts.Egress, Idle: c.opts.Idle}
 }

@@ -26,7 +26,6 @@ const (
 	maxPrefixed  = 8
 	maxSpan      = 16
 	maxNodes     = 200_000
-	// maxLinkBytes bounds a link or another attribute.
 	maxLinkBytes = 8 << 10
 )
 

@@ -27,14 +27,11 @@ const (
 	DefaultIdle = 10 * time.Second
 )
 
-// Bounds that can't be configured.
 const (
 	maxHeaderBytes = 64 << 10
 	maxRedirects   = 5
-	// connectTime bounds the connection to the proxy.
-	connectTime = 10 * time.Second
-	// maxCacheBytes bounds the cached responses of one session.
-	maxCacheBytes = 256 << 20
+	connectTime    = 10 * time.Second
+	maxCacheBytes  = 256 << 20
 )
 
 // Options configure the tool and its client. Egress and Hosts are required.
@@ -77,8 +74,6 @@ type Options struct {
 	Logger *zap.Logger
 }
 
-// withDefaults returns o with defaults for zero fields, or an error if o is
-// invalid.
 func (o Options) withDefaults() (Options, error) {
 	switch {
 	case o.Egress == nil:

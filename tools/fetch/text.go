@@ -14,7 +14,6 @@ import (
 	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
-// Bounds of the conversion of a body.
 const (
 	// maxTextBytes bounds decoded text. The worst charset turns one byte into
 	// three.

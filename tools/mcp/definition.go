@@ -36,7 +36,6 @@ const (
 	maxSkipped = 99
 )
 
-// toolList holds a server's tools that passed the checks.
 type toolList struct {
 	tools   []offeredTool // by name
 	skipped []Skipped
@@ -59,7 +58,6 @@ func (t *toolList) skipTool(raw, format string, args ...any) {
 	}
 }
 
-// listTools returns the server's tools that can be offered.
 func (l *life) listTools(ctx context.Context) (toolList, error) {
 	var list toolList
 	if caps := l.session.InitializeResult().Capabilities; caps == nil || caps.Tools == nil {

@@ -20,13 +20,11 @@ const (
 	NameGetPrompt     tools.Name = "get_mcp_prompt"
 )
 
-// Bounds of one list of resources or prompts.
 const (
 	maxListed      = 200
 	maxListedField = 200
 )
 
-// featureTool is one call of a tool for resources or prompts.
 type featureTool struct {
 	set *Set
 	def tools.Definition
@@ -167,7 +165,6 @@ func (s *server) hasFeatures() bool {
 	return caps != nil && (caps.Resources != nil || caps.Prompts != nil)
 }
 
-// listFeatures lists the resources, templates and prompts of a server.
 func listFeatures(ctx context.Context, l *life, _ string) (tools.Output, error) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "MCP server %s:\n", l.server.cfg.Name)

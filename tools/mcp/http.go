@@ -14,7 +14,6 @@ import (
 // closeTime bounds the request that ends a session at the server.
 const closeTime = 6 * time.Second
 
-// httpLink is a [link] to a server over HTTP.
 type httpLink struct {
 	transport mcp.Transport
 	guard     *guardTransport

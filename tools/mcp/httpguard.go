@@ -17,7 +17,6 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// httpLimits bound what a server over HTTP may send.
 type httpLimits struct {
 	// messageBytes bounds a message and an event, depth the nesting of its JSON,
 	// and values the values in it.
@@ -33,7 +32,6 @@ type httpLimits struct {
 	streams pace
 }
 
-// newHTTPLimits derives the limits for servers over HTTP from the stdio limits.
 func newHTTPLimits(stdio frameLimits) httpLimits {
 	return httpLimits{
 		messageBytes: stdio.lineBytes, depth: stdio.depth, values: stdio.values, errorBytes: 64 << 10,
@@ -204,7 +202,6 @@ func (t *guardTransport) noteStatus(req *http.Request, res *http.Response) {
 
 const maxSessionID = 1024
 
-// checkResponse refuses response heads that no server should send.
 func checkResponse(res *http.Response) error {
 	id := res.Header.Get("Mcp-Session-Id")
 	if len(id) > maxSessionID || strings.ContainsFunc(id, func(r rune) bool { return r < 0x21 || r > 0x7e }) {
@@ -222,7 +219,6 @@ func (t *guardTransport) takeStream(lines, bytes int) bool {
 	return t.lines.AllowN(now, lines) && t.bytes.AllowN(now, bytes)
 }
 
-// guardedBody is a response body with its bounds.
 type guardedBody struct {
 	inner   io.ReadCloser
 	t       *guardTransport

@@ -20,7 +20,6 @@ import (
 // newest version.
 const legacyProtocol = "2025-11-25"
 
-// stopTime bounds the end of one server.
 const stopTime = 15 * time.Second
 
 // life is one life of a server, from its start to its end.
@@ -218,7 +217,6 @@ func (l *life) stopLife(cause error) error {
 	return err
 }
 
-// stopLink ends the link and waits for it, or for stopTime.
 func (l *life) stopLink() error {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), stopTime, &TimeoutError{Op: "stop", After: stopTime.String()})
 	defer cancel()

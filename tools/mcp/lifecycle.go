@@ -17,7 +17,6 @@ import (
 	"github.com/caisson-run/caisson/tools/mcp/oauth"
 )
 
-// Restarts of a server that ended.
 const (
 	firstRestart = time.Second
 	maxRestart   = time.Minute
@@ -25,8 +24,7 @@ const (
 	// tried after the first.
 	maxRestarts = 5
 	// goodRun is how long a server must run for its restarts to be counted anew.
-	goodRun = time.Minute
-	// shownStderr bounds the standard error in an event.
+	goodRun     = time.Minute
 	shownStderr = 4 << 10
 )
 

@@ -17,11 +17,9 @@ import (
 
 // Bounds of what a result shows besides its text, which the dispatcher bounds.
 const (
-	maxURIBytes  = 2 << 10
-	maxLinkBytes = 500
-	// maxContent bounds the blocks of a result.
-	maxContent = 256
-	// maxComparedBytes bounds the texts compared with structured content.
+	maxURIBytes      = 2 << 10
+	maxLinkBytes     = 500
+	maxContent       = 256
 	maxComparedBytes = 1 << 20
 )
 

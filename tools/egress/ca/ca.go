@@ -86,7 +86,6 @@ func New(until time.Time) (*Authority, error) {
 	return &Authority{cert: cert, key: key, leafKey: leafKey, now: time.Now, leaves: map[string]*tls.Certificate{}}, nil
 }
 
-// newSerial returns a random positive serial number of 127 bits.
 func newSerial() (*big.Int, error) {
 	low := new(big.Int).Lsh(big.NewInt(1), 126)
 	n, err := rand.Int(rand.Reader, low)

@@ -157,7 +157,6 @@ func Cacheable(r *http.Request) bool {
 	return size <= maxAcceptBytes && !slices.ContainsFunc([]string{"Authorization", "Proxy-Authorization", "Cookie", "Range", "Upgrade"}, func(name string) bool { return r.Header[name] != nil })
 }
 
-// entry describes the content of a URL and Accept.
 type entry struct {
 	URL     string      `json:"url"`
 	Accept  string      `json:"accept"`
@@ -248,7 +247,6 @@ func (c *Cache) replaceFile(path string, text []byte) error {
 	return err
 }
 
-// removeEntry removes a damaged content and its entry.
 func (c *Cache) removeEntry(e entry) {
 	_ = os.Remove(c.entryPath(entryKey(e.URL, e.Accept)))
 	_ = os.Remove(c.contentPath(e.SHA256))

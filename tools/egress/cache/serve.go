@@ -131,7 +131,6 @@ func (c *Cache) sendContent(w http.ResponseWriter, r *http.Request, e entry, con
 	return res, err
 }
 
-// sendBody sends a download as it arrives.
 func (f *flight) sendBody(w http.ResponseWriter, r *http.Request) (Result, error) {
 	f.mu.Lock()
 	e, fromDisk := f.entry, f.done && f.err == nil

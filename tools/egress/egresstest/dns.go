@@ -109,7 +109,6 @@ func (n *NameServer) answerQuery(query []byte, maxSize int) []byte {
 	return out
 }
 
-// answerRecords returns the records of an answer, with a TTL of zero.
 func answerRecords(q dnsmessage.Question, a Answer) []dnsmessage.Resource {
 	var out []dnsmessage.Resource
 	header := dnsmessage.ResourceHeader{Name: q.Name, Class: dnsmessage.ClassINET}

@@ -49,7 +49,6 @@ func (n *Internet) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	http.NotFound(w, r)
 }
 
-// sentWriter counts the bytes of bodies.
 type sentWriter struct {
 	http.ResponseWriter
 	n *atomic.Int64

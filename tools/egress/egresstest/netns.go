@@ -66,7 +66,6 @@ func Run(t *testing.T, subtests int, env ...string) {
 	}
 }
 
-// skipOrFail skips the test, or fails it if REQUIRE_BACKENDS is set.
 func skipOrFail(t *testing.T, format string, args ...any) {
 	t.Helper()
 	if strings.TrimSpace(os.Getenv("REQUIRE_BACKENDS")) != "" {

@@ -15,7 +15,6 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
-// maxIndexBytes bounds the indexes that are read for digests.
 const maxIndexBytes = 64 << 20
 
 // slots bounds the indexes read at once: each is in memory as a whole.
@@ -187,7 +186,6 @@ func readCargo(r io.Reader, version string) cache.Digest {
 	return cache.Digest{}
 }
 
-// cratePath returns the path of a crate's index.
 func cratePath(name string) string {
 	switch {
 	case len(name) <= 2:

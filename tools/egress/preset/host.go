@@ -11,7 +11,6 @@ import (
 	"strings"
 )
 
-// maxConfigBytes bounds the configuration files of package managers.
 const maxConfigBytes = 1 << 20
 
 // Registry is a registry named in the configuration of a package manager.

@@ -122,7 +122,6 @@ var table = []data{
 	},
 }
 
-// mavenSettings makes the mirror serve all repositories.
 const mavenSettings = `<?xml version="1.0" encoding="UTF-8"?>
 <settings>
   <mirrors>
@@ -144,7 +143,6 @@ APT::Sandbox::User "";
 Acquire::Languages "none";
 `
 
-// kindIndex is the kind of sources with indexes only.
 func kindIndex(string) cache.Kind { return cache.Index }
 
 // kindGo returns the kind of a GOPROXY URL. URLs with a version are immutable.

@@ -14,11 +14,9 @@ import (
 	"code.dny.dev/ssrf"
 )
 
-// Bounds of a connection to a host.
 const (
 	// maxDialled is the number of addresses dialled per host. All are checked.
-	maxDialled = 4
-	// connectTime is the timeout for connecting to one address.
+	maxDialled  = 4
 	connectTime = 10 * time.Second
 )
 
@@ -174,7 +172,6 @@ func (c *check) isNamed(addr netip.Addr) bool {
 	})
 }
 
-// checkAddr returns an *AddressError if an address may not be dialled.
 func (c *check) checkAddr(addr netip.Addr) error {
 	var err error
 	switch {

@@ -221,7 +221,6 @@ func allowRequest(list []Rule, t Target, method string, way Ways) (Rule, string)
 	return Rule{}, reason
 }
 
-// listMethods returns the methods that an http or https rule allows.
 func (r Rule) listMethods() []string {
 	if r.methods == "" {
 		return []string{"GET", "HEAD"}

@@ -52,7 +52,6 @@ const (
 	kindPublic kind = "public"
 )
 
-// gitAccess is the access that a rule for git repositories allows.
 type gitAccess string
 
 const (
@@ -247,7 +246,6 @@ func (r Rule) WithMethods(methods []string) (Rule, error) {
 	return r, nil
 }
 
-// isAllowedMethod reports whether any rule may allow a method.
 func isAllowedMethod(m string) bool { return m != http.MethodTrace && m != http.MethodConnect }
 
 // Warning returns what the author of a rule should know, or "".

@@ -22,10 +22,8 @@ import (
 // back.
 const maxProblemBytes = 400
 
-// maxDropRounds bounds how often nulls are removed from one input.
 const maxDropRounds = 4
 
-// problem is what is wrong with one part of a value.
 type problem struct {
 	path    []string
 	message string
@@ -158,7 +156,6 @@ func summarizeCauses(e *validator.ValidationError) string {
 	return strings.Join(texts, "; ")
 }
 
-// describeValues names the values that an enum accepts.
 func describeValues(values []any) string {
 	texts := make([]string, len(values))
 	for i, v := range values {
@@ -171,7 +168,6 @@ func describeValues(values []any) string {
 	return strings.Join(texts, "")
 }
 
-// describeError explains why the library doesn't compile a schema.
 func describeError(err error) []string {
 	if invalid, ok := errors.AsType[*validator.SchemaValidationError](err); ok {
 		base := strings.TrimPrefix(invalid.URL, location+"#")

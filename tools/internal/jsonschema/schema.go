@@ -57,7 +57,6 @@ func CompileForeign(doc any) (*Schema, []string) {
 	return s, problems
 }
 
-// location is the address of the schema being compiled.
 const location = "schema:///s.json"
 
 // compile compiles a modern schema. With lenient, a pattern that can't be expressed

@@ -130,7 +130,6 @@ func countValues(v any) int {
 	return n
 }
 
-// countedPattern is a pattern whose work is counted.
 type countedPattern struct {
 	*pattern
 	work *work

@@ -229,7 +229,6 @@ func challengeParam(res *http.Response, name string) string {
 	return ""
 }
 
-// useScopes replaces the scopes that a response asks for.
 func useScopes(res *http.Response, scopes []string) {
 	challenge := `Bearer scope="` + strings.Join(scopes, " ") + `"`
 	if u := challengeParam(res, "resource_metadata"); u != "" && !strings.ContainsAny(u, `"\`) {

@@ -115,7 +115,6 @@ func (o LoginOptions) handlerConfig(l *redirect, t *storedToken) *auth.Authoriza
 	return cfg
 }
 
-// initialize is the first message to a server.
 const initialize = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"caisson","version":"0"}}}`
 
 // probeServer sends the first message to the server, and ends the session that this

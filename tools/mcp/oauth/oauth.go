@@ -45,14 +45,12 @@ type Config struct {
 // person has to sign in.
 var ErrSignIn = errors.New("a person has to sign in to the server")
 
-// signInError is an [ErrSignIn] with the reason.
 type signInError struct{ reason string }
 
 func (e *signInError) Error() string { return e.reason + ": " + ErrSignIn.Error() }
 
 func (e *signInError) Is(target error) bool { return target == ErrSignIn }
 
-// Bounds of requests to authorization servers.
 const (
 	requestTime  = 30 * time.Second
 	maxBodyBytes = 1 << 20
