@@ -40,7 +40,7 @@ func (s *server) openHTTP() (link, error) {
 		return nil, &launchError{err}
 	}
 	own := &http.Client{Transport: l.guard, CheckRedirect: checkRedirect}
-	limit := l.guard.limits.messageBytes
+	limit := l.guard.limits.lineBytes
 	if sse {
 		l.transport = &mcp.SSEClientTransport{Endpoint: s.cfg.URL, HTTPClient: own, MaxEventSize: limit}
 	} else {

@@ -17,14 +17,12 @@ import (
 	"golang.org/x/time/rate"
 )
 
+// httpLimits bound what a server over HTTP may send. lineBytes bounds a message and
+// an event, lines and bytes the rates of all streams together.
 type httpLimits struct {
-	// messageBytes bounds a message and an event, depth the nesting of its JSON,
-	// and values the values in it.
-	messageBytes, depth, values int
+	frameLimits
 	// errorBytes bounds the body of an unsuccessful response.
 	errorBytes int
-	// lines and bytes bound the rates of all streams together.
-	lines, bytes pace
 	// streamWait bounds the wait for the beginning of the stream for messages that
 	// answer no request.
 	streamWait time.Duration
@@ -33,11 +31,9 @@ type httpLimits struct {
 }
 
 func newHTTPLimits(stdio frameLimits) httpLimits {
-	return httpLimits{
-		messageBytes: stdio.lineBytes, depth: stdio.depth, values: stdio.values, errorBytes: 64 << 10,
-		lines: pace{4 * stdio.lines.limit, 4 * stdio.lines.burst}, // an event has up to four
-		bytes: stdio.bytes, streamWait: 3 * time.Second, streams: pace{2, 16},
-	}
+	l := httpLimits{frameLimits: stdio, errorBytes: 64 << 10, streamWait: 3 * time.Second, streams: pace{2, 16}}
+	l.lines = pace{4 * stdio.lines.limit, 4 * stdio.lines.burst} // an event has up to four
+	return l
 }
 
 // guardTransport sends requests to one server: only to its own origin, with the
@@ -157,7 +153,7 @@ func (t *guardTransport) send(req *http.Request) (*http.Response, error) {
 	case err == nil && mediaType == "text/event-stream":
 		body.stream = true
 	default:
-		body.left = t.limits.messageBytes
+		body.left = t.limits.lineBytes
 	}
 	res.Body = body
 	if err := checkResponse(res); err != nil {
