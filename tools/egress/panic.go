@@ -1,20 +1,16 @@
 package egress
 
 import (
-	"fmt"
 	"io"
 	"net/http"
 	"runtime/debug"
+
+	"github.com/caisson-run/caisson/tools/egress/cache"
 )
 
 // PanicError reports a panic of the server, or of a function of its options, while
 // it served a program. Only what it was serving ended.
-type PanicError struct {
-	Value any
-	Stack []byte
-}
-
-func (e *PanicError) Error() string { return fmt.Sprintf("panic: %v", e.Value) }
+type PanicError = cache.PanicError
 
 // recoverPanic reports a panic and calls fail with it. It must be deferred.
 func (s *Server) recoverPanic(fail func(error)) {

@@ -357,7 +357,11 @@ func (r Rule) allowsGit(t Target, method string) bool {
 		}
 	}
 	rest = "/" + rest
-	for _, service := range []string{"git-upload-pack", "git-receive-pack"}[:r.services()] {
+	services := []string{"git-upload-pack"}
+	if r.git == gitPush {
+		services = append(services, "git-receive-pack")
+	}
+	for _, service := range services {
 		refs := method == http.MethodGet && strings.HasSuffix(rest, "/info/refs") && t.Query == "?service="+service
 		pack := method == http.MethodPost && strings.HasSuffix(rest, "/"+service) && t.Query == ""
 		if refs || pack {
@@ -365,15 +369,6 @@ func (r Rule) allowsGit(t Target, method string) bool {
 		}
 	}
 	return false
-}
-
-// services returns how many of git's services, upload-pack and receive-pack, a git
-// rule allows.
-func (r Rule) services() int {
-	if r.git == gitPush {
-		return 2
-	}
-	return 1
 }
 
 // EndsTLS reports whether Caisson must read what is sent over TLS in order to
