@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -287,34 +286,6 @@ func TestProcesses(t *testing.T) {
 	time.Sleep(100 * time.Millisecond)
 	close(finish)
 	wg.Wait()
-}
-
-// TestHundredSessions checks that 100 sessions with the same packages download each
-// byte once.
-func TestHundredSessions(t *testing.T) {
-	const files, size, sessions = 20, 100 << 10, 100
-	g := newRegistry(t, func(w http.ResponseWriter, r *http.Request) {
-		_, _ = w.Write(bytes.Repeat([]byte(r.URL.Path[1:2]), size))
-	})
-	c := openCache(t, t.TempDir())
-	var wg sync.WaitGroup
-	var served atomic.Int64
-	for range sessions {
-		wg.Go(func() {
-			for i := range files {
-				w := httptest.NewRecorder()
-				res, err := c.Serve(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil), g.request("/"+string(rune('a'+i)), File))
-				if err != nil || w.Body.Len() != size || w.Body.Bytes()[size-1] != byte('a'+i) {
-					t.Errorf("%d: %d bytes, %v", i, w.Body.Len(), err)
-				}
-				served.Add(res.Bytes)
-			}
-		})
-	}
-	wg.Wait()
-	if down, up := served.Load(), g.bytes.Load(); up != files*size || down != sessions*files*size {
-		t.Errorf("%d bytes were downloaded and %d served, want %d and %d", up, down, files*size, sessions*files*size)
-	}
 }
 
 // TestVariants checks that a program can't fill a disk with entries, which are as many as

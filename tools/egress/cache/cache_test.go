@@ -19,8 +19,7 @@ import (
 // registry is a server whose answers are counted.
 type registry struct {
 	*httptest.Server
-	hits  atomic.Int64
-	bytes atomic.Int64
+	hits atomic.Int64
 	// answer is called for each request.
 	answer func(w http.ResponseWriter, r *http.Request)
 }
@@ -30,24 +29,11 @@ func newRegistry(t testing.TB, answer func(w http.ResponseWriter, r *http.Reques
 	g := &registry{answer: answer}
 	g.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		g.hits.Add(1)
-		g.answer(countingWriter{w, &g.bytes}, r)
+		g.answer(w, r)
 	}))
 	t.Cleanup(g.Close)
 	return g
 }
-
-type countingWriter struct {
-	http.ResponseWriter
-	n *atomic.Int64
-}
-
-func (w countingWriter) Write(p []byte) (int, error) {
-	n, err := w.ResponseWriter.Write(p)
-	w.n.Add(int64(n))
-	return n, err
-}
-
-func (w countingWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 func text(s string) func(http.ResponseWriter, *http.Request) {
 	return func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, s) }
