@@ -56,7 +56,7 @@ type Set struct {
 	opts    Options
 	limits  frameLimits
 	servers []*server
-	// turns has an element for each server that others wait for to start.
+	// turns has an element for each starting server that others wait for.
 	turns    chan struct{}
 	features sync.Once
 

@@ -146,8 +146,8 @@ func (l *stdioLink) readMessages() {
 	}
 }
 
-// endBroken ends the connection because a pipe broke. Mostly the process has ended.
-// Then watchProcess ends the connection, with a better reason.
+// endBroken ends the connection because a pipe broke. Usually the process has ended,
+// and watchProcess ends the connection with a better reason.
 func (l *stdioLink) endBroken(pipe string) {
 	select {
 	case <-l.exited:
