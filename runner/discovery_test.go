@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -89,6 +90,8 @@ func TestDeniedToolIsNotCalledUnloaded(t *testing.T) {
 
 // A server that hangs doesn't prevent finding the tools of others.
 func TestSearchBesideAServerThatHangs(t *testing.T) {
+	defer func(was time.Duration) { searchWait = was }(searchWait)
+	searchWait = time.Second
 	hanging := inSandbox("hanging")
 	hanging.Args = []string{"hang"}
 	b, _ := newServerBench(t, inSandbox("one"), hanging)

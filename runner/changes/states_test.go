@@ -17,10 +17,10 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// TestSnapshotKeepsNoLongTargets: 10,000 links with 4,000-byte targets are 40 MB of the agent's choice,
+// TestSnapshotKeepsNoLongTargets: 2,000 links with 4,000-byte targets are 8 MB of the agent's choice,
 // which must not be kept in memory.
 func TestSnapshotKeepsNoLongTargets(t *testing.T) {
-	const links = 10_000
+	const links = 2_000
 	dir := t.TempDir()
 	long := strings.Repeat("x", 4000)
 	for i := range links {

@@ -236,7 +236,7 @@ func TestInventoryMarks(t *testing.T) {
 // TestSweepPendingIsBounded: a start sweeps some of many dead sessions. Sessions that must stay, or are
 // alive, don't keep others from their turn.
 func TestSweepPendingIsBounded(t *testing.T) {
-	const dead, waiting = 1000, 100
+	const dead, waiting = 200, 50
 	state, work := privateDir(t), t.TempDir()
 	for i := range dead + waiting {
 		d := newSession(t, state)
