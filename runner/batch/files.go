@@ -163,14 +163,20 @@ func (l uploadList) writeTo(w *archive.Writer) error {
 	return err
 }
 
-// uploadAll copies directories into a sandbox in which the user is root.
-func uploadAll(ctx context.Context, s *runner.Session, list uploadList) error {
+// streamArchive returns a reader of the archive that fill writes.
+func streamArchive(fill func(w *archive.Writer) error) *io.PipeReader {
 	read, write := io.Pipe()
 	go func() {
 		w := archive.NewWriter(write)
-		err := list.writeTo(w)
+		err := fill(w)
 		write.CloseWithError(errors.Join(err, w.Close()))
 	}()
+	return read
+}
+
+// uploadAll copies directories into a sandbox in which the user is root.
+func uploadAll(ctx context.Context, s *runner.Session, list uploadList) error {
+	read := streamArchive(list.writeTo)
 	err := executeCommand(ctx, s, "bring files into the sandbox", runner.UnpackCommand("/", read))
 	return errors.Join(err, read.Close())
 }
@@ -261,13 +267,10 @@ func unpackFiltered(ctx context.Context, file, to string, o archive.UnpackOption
 		return err
 	}
 	o.Bounds, o.Done = archive.Bounds{Entries: maxCollectedFile, Bytes: maxCollected, Steps: archive.MaxSteps}, ctx.Done()
-	read, write := io.Pipe()
-	go func() {
+	read := streamArchive(func(w *archive.Writer) error {
 		defer func() { _ = f.Close() }() // only read
-		w := archive.NewWriter(write)
-		err := filter(w, f)
-		write.CloseWithError(errors.Join(err, w.Close()))
-	}()
+		return filter(w, f)
+	})
 	err = archive.UnpackWith(read, to, o)
 	return errors.Join(err, read.Close())
 }
@@ -397,15 +400,12 @@ func restoreState(ctx context.Context, s *runner.Session, file string, hidden fu
 		return err
 	}
 	defer func() { _ = f.Close() }() // only read
-	read, write := io.Pipe()
-	copied := make(chan struct{}) // closed when f is no longer read
-	go func() {
+	copied := make(chan struct{})    // closed when f is no longer read
+	read := streamArchive(func(w *archive.Writer) error {
 		defer close(copied)
-		w := archive.NewWriter(write)
 		err := copyVisible(w, f, hidden, maxHidden)
-		err = errors.Join(err, list.writeTo(w))
-		write.CloseWithError(errors.Join(err, w.Close()))
-	}()
+		return errors.Join(err, list.writeTo(w))
+	})
 	command := runner.UnpackChangesCommand("/", within, harnessDirs, read)
 	command.Stderr = left
 	err = executeCommand(ctx, s, "restore what the agent changed", command)

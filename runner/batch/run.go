@@ -126,10 +126,7 @@ func (r *run) runTrial(ctx context.Context, t Trial) {
 	if r.OnStart != nil {
 		r.OnStart(t.Key)
 	}
-	began, delay := time.Now(), r.RetryDelay
-	if delay == 0 {
-		delay = time.Second
-	}
+	began, delay := time.Now(), cmp.Or(r.RetryDelay, time.Second)
 	var faults []Fault
 	var spent limits.Usage
 	for try := 0; ; try++ {

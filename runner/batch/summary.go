@@ -158,7 +158,6 @@ func summarizeAgent(s Spec, agent string, results []Result) AgentSummary {
 		byTask[r.Task] = append(byTask[r.Task], r)
 	}
 	a.NotRun = max(0, a.Planned-a.Judged-a.Infrastructure-a.Suspect)
-	a.Usage.CostMicroUSD = nil // CostUSD has it
 	if a.Model != "" {
 		a.CostUSD = record.CostUSD(&cost)
 	}
@@ -205,13 +204,7 @@ func (a *AgentSummary) countResult(r Result) {
 		a.Faults[f.Class]++
 		a.FaultCauses[f.Class] = cmp.Or(a.FaultCauses[f.Class], f.Cause)
 	}
-	u := r.Usage
-	a.Usage.Rounds += u.Rounds
-	a.Usage.ToolCalls += u.ToolCalls
-	a.Usage.InputTokens += u.InputTokens
-	a.Usage.CachedInputTokens += u.CachedInputTokens
-	a.Usage.CacheWriteTokens += u.CacheWriteTokens
-	a.Usage.OutputTokens += u.OutputTokens
+	a.Usage = a.Usage.Plus(r.Usage) // without a cost; see CostUSD
 }
 
 // setRates sets pass@1, and pass@k for powers of two and for the most attempts.

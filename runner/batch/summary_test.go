@@ -19,6 +19,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/limits/state"
+	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/batch/stats"
 	"github.com/caisson-run/caisson/runner/batch/task"
 	"github.com/caisson-run/caisson/sandbox"
@@ -198,6 +199,31 @@ func TestVerdict(t *testing.T) {
 		}
 		if r.result.Outcome != c.outcome || r.result.Class != c.class || reward != c.reward {
 			t.Errorf("%s: %s %q, reward %g; want %s %q, %g", name, r.result.Outcome, r.result.Class, reward, c.outcome, c.class, c.reward)
+		}
+	}
+}
+
+// TestOwnFaults: after a command of the agent, a refused conversation is its own fault.
+func TestOwnFaults(t *testing.T) {
+	failure := func(class loop.ErrorClass, status int) error {
+		return &loop.ModelError{Class: class, Status: status, Err: errors.New("refused")}
+	}
+	for _, c := range []struct {
+		err           error
+		before, after bool // a command
+	}{
+		{failure(loop.ModelInvalidRequest, 0), false, true},
+		{failure(loop.ModelInvalidRequest, 400), false, true},
+		{failure(loop.ModelInvalidRequest, 422), false, true},
+		{failure(loop.ModelInvalidRequest, 404), false, false},
+		{failure(loop.ModelAuth, 403), false, true},
+		{failure(loop.ModelAuth, 401), false, false},
+		{failure(loop.ModelRateLimit, 429), false, false},
+		{failure(loop.ModelNetwork, 0), false, false},
+		{&loop.ModelError{Class: loop.ModelServer, Status: 500, Err: loop.AnswerError("can't be parsed")}, true, true},
+	} {
+		if (&trialRun{}).isOwnFault(c.err) != c.before || (&trialRun{acted: true}).isOwnFault(c.err) != c.after {
+			t.Errorf("%#v", c.err)
 		}
 	}
 }

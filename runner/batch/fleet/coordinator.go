@@ -223,8 +223,7 @@ func (c *coordinator) fillQueue(ctx context.Context) error {
 	}
 	missing := maps.Clone(c.open)
 	for _, n := range names {
-		name, _ := trialName(n)
-		delete(missing, name)
+		delete(missing, strings.TrimSuffix(n, suffix))
 	}
 	var futures []jetstream.PubAckFuture
 	for _, t := range c.Trials { // in order
@@ -320,7 +319,7 @@ func (c *coordinator) collectResults(ctx context.Context) error {
 		return nil
 	}
 	for _, n := range names {
-		name, _ := trialName(n)
+		name := strings.TrimSuffix(n, suffix)
 		t, ok := c.open[name]
 		if !ok || slices.Contains(c.damaged.Objects, objectOf(t.Key)) {
 			continue

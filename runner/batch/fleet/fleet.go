@@ -29,7 +29,6 @@ import (
 	"maps"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -223,6 +222,3 @@ func hasCode(err error, codes ...jetstream.ErrorCode) bool {
 	}
 	return slices.Contains(codes, api.ErrorCode)
 }
-
-// trialName returns the name of the trial with a given object name.
-func trialName(name string) (string, bool) { return strings.CutSuffix(name, suffix) }

@@ -2,7 +2,6 @@ package report
 
 import (
 	_ "embed" // the page's template
-	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -91,13 +90,6 @@ func readTrialPage(dir string, results []batch.Result, i int) (*trialPage, error
 	}
 	p.Others, p.OthersLeft = cut(p.Others, maxOthers)
 	return p, nil
-}
-
-func writeTrialPage(w io.Writer, p *trialPage) error {
-	if err := pageTemplate().ExecuteTemplate(w, "trial", p); err != nil {
-		return fmt.Errorf("write the page of a trial: %w", err)
-	}
-	return nil
 }
 
 // findSessions returns a trial's directories with session records.

@@ -50,11 +50,10 @@ func Serve(ctx context.Context, l net.Listener, key string, o ViewOptions) error
 
 // newHandler handles requests below the key.
 func newHandler(o ViewOptions) http.Handler {
-	v := &viewer{o}
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /{$}", v.serveReport)
-	mux.HandleFunc("GET /"+batch.TrialsDir+"/{trial}/{$}", v.serveTrial)
-	mux.HandleFunc("GET /"+batch.TrialsDir+"/{trial}/{file...}", v.serveFile)
+	mux.HandleFunc("GET /{$}", o.serveReport)
+	mux.HandleFunc("GET /"+batch.TrialsDir+"/{trial}/{$}", o.serveTrial)
+	mux.HandleFunc("GET /"+batch.TrialsDir+"/{trial}/{file...}", o.serveFile)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		httpserver.KeepConnection(r) // it knows the key
 		h := w.Header()
@@ -66,34 +65,32 @@ func newHandler(o ViewOptions) http.Handler {
 	})
 }
 
-type viewer struct{ ViewOptions }
-
-func (v *viewer) serveReport(w http.ResponseWriter, _ *http.Request) {
-	spec, err := batch.ReadSpec(v.Dir)
+func (o ViewOptions) serveReport(w http.ResponseWriter, _ *http.Request) {
+	spec, err := batch.ReadSpec(o.Dir)
 	var results []batch.Result
 	if err == nil {
-		results, err = batch.ReadResults(v.Dir)
+		results, err = batch.ReadResults(o.Dir)
 	}
-	writePage(w, err, func(out io.Writer) error { return Write(out, v.Title, spec, results) })
+	writePage(w, err, func(out io.Writer) error { return Write(out, o.Title, spec, results) })
 }
 
-func (v *viewer) serveTrial(w http.ResponseWriter, r *http.Request) {
-	results, err := batch.ReadResults(v.Dir)
+func (o ViewOptions) serveTrial(w http.ResponseWriter, r *http.Request) {
+	results, err := batch.ReadResults(o.Dir)
 	i := slices.IndexFunc(results, func(result batch.Result) bool { return result.Key.Name() == r.PathValue("trial") })
 	if err == nil && i < 0 {
 		err = fs.ErrNotExist
 	}
 	var p *trialPage
 	if err == nil {
-		p, err = readTrialPage(v.Dir, results, i)
+		p, err = readTrialPage(o.Dir, results, i)
 	}
-	writePage(w, err, func(out io.Writer) error { return writeTrialPage(out, p) })
+	writePage(w, err, func(out io.Writer) error { return pageTemplate().ExecuteTemplate(out, "trial", p) })
 }
 
 // serveFile writes a trial's file, or for a session's directory its story.
-func (v *viewer) serveFile(w http.ResponseWriter, r *http.Request) {
+func (o ViewOptions) serveFile(w http.ResponseWriter, r *http.Request) {
 	name, isDir := strings.CutSuffix(r.PathValue("file"), "/")
-	root, err := openTrial(v.Dir, r.PathValue("trial"))
+	root, err := openTrial(o.Dir, r.PathValue("trial"))
 	if err != nil {
 		writePage(w, err, nil)
 		return
@@ -103,7 +100,7 @@ func (v *viewer) serveFile(w http.ResponseWriter, r *http.Request) {
 		if !slices.Contains(findSessions(root), name) {
 			err = fs.ErrNotExist
 		}
-		writePage(w, err, func(out io.Writer) error { return v.Story(out, filepath.Join(root.Name(), name)) })
+		writePage(w, err, func(out io.Writer) error { return o.Story(out, filepath.Join(root.Name(), name)) })
 		return
 	}
 	f, err := openFile(root, name)

@@ -93,13 +93,7 @@ func (r *harborReader) readTask() (err error) {
 
 // readVersion sets the minor version, which decides about defaults.
 func (r *harborReader) readVersion(f harborFile) error {
-	version := f.SchemaVersion
-	if version == "" {
-		version = f.Version
-	}
-	if version == "" {
-		version = "1.0"
-	}
+	version := cmp.Or(f.SchemaVersion, f.Version, "1.0")
 	major, minor, _ := strings.Cut(version, ".")
 	n, err := strconv.Atoi(minor)
 	if major != "1" || err != nil || n < 0 {
@@ -127,12 +121,8 @@ func (r *harborReader) convertFile(f harborFile) (err error) {
 	if dir := filepath.Join(r.dir, "solution"); isDir(dir) {
 		t.Solution = dir
 	}
-	switch Strategy(f.Strategy) {
-	case "", Mean, Final:
-		if f.Strategy != "" {
-			t.Strategy = Strategy(f.Strategy)
-		}
-	default:
+	t.Strategy = cmp.Or(f.Strategy, Mean)
+	if t.Strategy != Mean && t.Strategy != Final {
 		return fmt.Errorf("multi_step_reward_strategy %q: want mean or final", f.Strategy)
 	}
 	if len(f.Steps) == 0 {

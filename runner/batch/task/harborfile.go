@@ -1,6 +1,7 @@
 package task
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -17,7 +18,7 @@ import (
 type harborFile struct {
 	SchemaVersion string            `toml:"schema_version"`
 	Version       string            `toml:"version"` // schema 1.0
-	Strategy      string            `toml:"multi_step_reward_strategy"`
+	Strategy      Strategy          `toml:"multi_step_reward_strategy"`
 	Artifacts     []any             `toml:"artifacts"`
 	Metadata      map[string]any    `toml:"metadata"`
 	Agent         harborAgent       `toml:"agent"`
@@ -94,24 +95,16 @@ type harborStep struct {
 
 // inheritFrom takes what the step leaves out from the task.
 func (s *harborStep) inheritFrom(f harborFile) {
-	if s.Agent.TimeoutSec == nil {
-		s.Agent.TimeoutSec = f.Agent.TimeoutSec
-	}
-	if s.Agent.User == nil {
-		s.Agent.User = f.Agent.User
-	}
+	s.Agent.TimeoutSec = cmp.Or(s.Agent.TimeoutSec, f.Agent.TimeoutSec)
+	s.Agent.User = cmp.Or(s.Agent.User, f.Agent.User)
 	if s.Agent.NetworkMode == "" {
 		s.Agent.NetworkMode, s.Agent.AllowedHosts = f.Agent.NetworkMode, f.Agent.AllowedHosts
 	}
 	v, from := &s.Verifier, f.Verifier
-	if v.TimeoutSec == nil {
-		v.TimeoutSec = from.TimeoutSec
-	}
+	v.TimeoutSec = cmp.Or(v.TimeoutSec, from.TimeoutSec)
+	v.User = cmp.Or(v.User, from.User)
 	if v.Env == nil {
 		v.Env = from.Env
-	}
-	if v.User == nil {
-		v.User = from.User
 	}
 	if v.NetworkMode == "" {
 		v.NetworkMode, v.AllowedHosts = from.NetworkMode, from.AllowedHosts

@@ -3,6 +3,7 @@ package task
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -214,14 +215,11 @@ func (l Line) newAgent(n Network) (Agent, error) {
 
 func (l Line) newVerifier(dir string, e Environment) (Verifier, error) {
 	v := Verifier{Network: e.Network, Environment: e}
-	limit := l.Limits.VerifyTimeoutSec
-	var err error
-	if v.Time, err = parseSeconds("limits.verify_timeout_sec", &limit, 0); err != nil {
+	limit, err := parseSeconds("limits.verify_timeout_sec", &l.Limits.VerifyTimeoutSec, 0)
+	if err != nil {
 		return v, err
 	}
-	if v.Time == 0 {
-		v.Time = defaultVerifierTime
-	}
+	v.Time = cmp.Or(limit, defaultVerifierTime)
 	if len(l.Verify) == 0 || json.Unmarshal(l.Verify, &v.Command) == nil {
 		return v, nil
 	}
