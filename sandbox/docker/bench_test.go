@@ -13,15 +13,13 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 )
 
-// benchBed has a running session. Plain containers, for comparison, take its
-// image and binds.
+// benchBed has the image and binds of a running session for plain containers,
+// for comparison.
 type benchBed struct {
 	*bed
 	engine *client.Client
-	sb     sandbox.Sandbox
 	host   *container.HostConfig
 	image  string
 }
@@ -45,7 +43,7 @@ func newBenchBed(b *testing.B) *benchBed {
 			host.Mounts = append(host.Mounts, m)
 		}
 	}
-	return &benchBed{bed: bed, engine: engine, sb: sb, host: host, image: got.Image}
+	return &benchBed{bed: bed, engine: engine, host: host, image: got.Image}
 }
 
 // plain creates and starts a container by the engine's API alone.
@@ -134,39 +132,4 @@ func BenchmarkStart(b *testing.B) {
 		bed.remove(b, id)
 	}
 	report(b, ours, theirs)
-}
-
-// BenchmarkExec compares a command in a running container with the engine's
-// exec API.
-func BenchmarkExec(b *testing.B) {
-	bed := newBenchBed(b)
-	id := bed.plain(b)
-	defer bed.remove(b, id)
-	var ours, theirs []time.Duration
-	for b.Loop() {
-		ours = append(ours, timed(func() { runTrue(b, bed.sb) }))
-		theirs = append(theirs, timed(func() { bed.exec(b, id) }))
-	}
-	report(b, ours, theirs)
-}
-
-// BenchmarkDestroy compares the removal of a running container with the
-// engine's own.
-func BenchmarkDestroy(b *testing.B) {
-	bed := newBenchBed(b)
-	var ours, theirs []time.Duration
-	for b.Loop() {
-		s, err := bed.backend.Create(b.Context(), bed.spec(b, newSession()))
-		must(b, err)
-		ours = append(ours, timed(func() { must(b, s.Destroy(b.Context())) }))
-		id := bed.plain(b)
-		theirs = append(theirs, timed(func() { bed.remove(b, id) }))
-	}
-	report(b, ours, theirs)
-}
-
-func BenchmarkEgress(b *testing.B) {
-	bed := newBed(b, 0)
-	bed.backend = bed.open(b, Options{Logger: zap.NewNop()})
-	sandboxtest.BenchmarkEgress(b, bed.target())
 }

@@ -15,7 +15,6 @@ import (
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
-	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 )
 
 // BenchmarkStart compares a sandbox's start and first command with a bare `run`
@@ -118,15 +117,5 @@ func (b *bed) bareRun(t testing.TB, runtime, dir, id string) {
 		"run", "--bundle", dir, id)
 	if out, err := exec.CommandContext(t.Context(), runtime, args...).CombinedOutput(); err != nil {
 		t.Fatalf("bare run: %v: %s", err, out)
-	}
-}
-
-func BenchmarkEgress(b *testing.B) {
-	for _, k := range []Kind{GVisor, Runc} {
-		b.Run(string(k), func(b *testing.B) {
-			bed := newBed(b, k, os.Geteuid())
-			bed.backend.lifecycle.Logger = zap.NewNop()
-			sandboxtest.BenchmarkEgress(b, conformanceTarget(bed))
-		})
 	}
 }

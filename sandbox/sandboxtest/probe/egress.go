@@ -140,9 +140,9 @@ func canBind(network, addr string, option int) bool {
 }
 
 // benchEgress measures one thing and prints nanoseconds: "down" and "up" move n
-// bytes, "connect" and "name" take the median of n round trips, "stall" opens n
-// connections and reads nothing. "hold" and "churn" run until SIGTERM: n
-// connections that wait, or n at once that end after a byte.
+// bytes, "connect" and "name" take the median of n round trips. "hold" and
+// "churn" run until SIGTERM: n connections that wait, or n at once that end
+// after a byte.
 func benchEgress(args []string) error {
 	n, err := strconv.Atoi(args[2])
 	if err != nil {
@@ -172,13 +172,6 @@ func measureEgress(what, addr string, n int) (time.Duration, error) {
 	case "hold", "churn":
 		for i := range n {
 			go repeatEgress(what, addr, i)
-		}
-		return 0, sleepMarked(nil)
-	case "stall":
-		for range n {
-			if _, err := openEgress(addr, 'd'); err != nil {
-				return 0, err
-			}
 		}
 		return 0, sleepMarked(nil)
 	}
