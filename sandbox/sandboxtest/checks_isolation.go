@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 
+	"github.com/caisson-run/caisson/sandbox/internal/harden"
 	"github.com/caisson-run/caisson/sandbox/sandboxtest/internal/probing"
 )
 
@@ -200,6 +202,9 @@ func checkAttestation(ctx context.Context, e *env) error {
 		if at.Limits.MemoryBytes != 2<<30 || at.Limits.PIDs != 256 || at.Limits.TmpBytes != 512<<20 {
 			wrong = append(wrong, fmt.Errorf("limits %+v", at.Limits))
 		}
+	}
+	if ours, err := harden.SeccompFor(runtime.GOARCH); !e.target.OwnKernel && (err != nil || at.SeccompProfile != ours.SHA256) {
+		wrong = append(wrong, errorf("seccomp profile %s: %w", at.SeccompProfile, err))
 	}
 	slices.Sort(f.Localhost)
 	if slices.Sort(at.Localhost); !slices.Equal(at.Localhost, f.Localhost) {

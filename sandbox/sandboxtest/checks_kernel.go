@@ -8,11 +8,14 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/harden"
 )
 
 func kernelChecks() []check {
@@ -23,6 +26,9 @@ func kernelChecks() []check {
 		{name: "every writable place is bounded", fresh: true, resources: smallPlaces, run: checkPlaces},
 		{name: "the kernel is the one that was asked for", run: checkKernel},
 		{name: "there is no terminal", run: checkTerminal},
+		{name: "namespaces are not the host's", run: checkNamespaces},
+		{name: "the kernel kills a sandbox before Caisson", run: checkOOMScore},
+		{name: "process limits are those that were planned", run: checkRlimits},
 	}
 }
 
@@ -220,4 +226,71 @@ func checkTerminal(ctx context.Context, e *env) error {
 		return fmt.Errorf("positive control: on a terminal the probe says %q", control)
 	}
 	return nil
+}
+
+func checkNamespaces(ctx context.Context, e *env) error {
+	inside, err := e.expectOutput(ctx, "namespaces")
+	if err != nil {
+		return err
+	}
+	host, err := e.runPlain(ctx, "namespaces")
+	if err != nil {
+		return err
+	}
+	seen := splitLines(inside)
+	if both := slices.DeleteFunc(seen, func(l string) bool {
+		return !slices.Contains(splitLines(host), l) || strings.HasPrefix(l, "user:") || strings.HasPrefix(l, "time:")
+	}); len(both) > 0 && !e.target.OwnKernel {
+		return fmt.Errorf("shared with the host: %q", both)
+	}
+	if len(splitLines(host)) < 6 {
+		return fmt.Errorf("positive control: the host has only %q", splitLines(host))
+	}
+	return nil
+}
+
+func checkOOMScore(ctx context.Context, e *env) error {
+	out, err := e.expectOutput(ctx, "read", "/proc/self/oom_score_adj")
+	if err != nil {
+		return err
+	}
+	own, err := os.ReadFile("/proc/self/oom_score_adj")
+	if err != nil {
+		return err
+	}
+	inside, err := strconv.Atoi(strings.TrimSpace(out))
+	if err != nil {
+		return err
+	}
+	host, err := strconv.Atoi(strings.TrimSpace(string(own)))
+	if err != nil {
+		return err
+	}
+	if inside <= host && !e.target.OwnKernel {
+		return fmt.Errorf("oom_score_adj of a command is %d, of this process %d", inside, host)
+	}
+	return nil
+}
+
+// checkRlimits compares a command's limits with the plan. The suite user's own
+// hard limit may be lower.
+func checkRlimits(ctx context.Context, e *env) error {
+	out, err := e.expectOutput(ctx, "rlimits")
+	if err != nil {
+		return err
+	}
+	got := map[string]int64{}
+	for _, l := range splitLines(out) {
+		name, value, _ := strings.Cut(l, " ")
+		if got[name], err = strconv.ParseInt(value, 10, 64); err != nil {
+			return err
+		}
+	}
+	var errs []error
+	for _, l := range harden.Rlimits(limits.DefaultResources(), false) {
+		if n, ok := got[l.Name]; !ok || n < 0 || n > l.Hard {
+			errs = append(errs, fmt.Errorf("limit %s is %d, want %d", l.Name, n, l.Hard))
+		}
+	}
+	return errors.Join(errs...)
 }

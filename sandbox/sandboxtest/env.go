@@ -53,6 +53,13 @@ type env struct {
 	leaks []int
 }
 
+func compareSetting[T comparable](name string, got, wanted T) error {
+	if got != wanted {
+		return fmt.Errorf("%s is %v, want %v", name, got, wanted)
+	}
+	return nil
+}
+
 func newEnv(target Target, base string) *env {
 	return &env{
 		target:    target,

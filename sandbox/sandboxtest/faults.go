@@ -411,6 +411,7 @@ func answersOf(name, verb string, change func(string) string, checks ...string) 
 // isolationFaults let a command see more than it should.
 func isolationFaults() []fault {
 	capable := replaceMatch(`"CapBnd":"\w+"`, `"CapBnd":"00000000a80425fb"`)
+	hostIPC, _ := os.Readlink("/proc/self/ns/ipc") // the check fails anyway without it
 	return []fault{
 		{
 			name:    "commands keep capabilities",
@@ -431,6 +432,9 @@ func isolationFaults() []fault {
 		answersOf("a directory of the host's is mounted too", "read", appendText("99 1 8:1 / /host rw,relatime - ext4 /dev/sda1 rw\n"), "the mounts are those that were planned"),
 		answersOf("a tmpfs has no size", "fill", replaceWith("67108864 none\n"), "every writable place is bounded", "temporary files"),
 		answersOf("commands have a terminal", "terminal", appendText("controlling terminal\n"), "there is no terminal"),
+		answersOf("the host's IPC namespace is shared", "namespaces", replaceMatch("ipc:.*", hostIPC), "namespaces are not the host's"),
+		answersOf("the kernel never kills commands", "read", replaceWith("-1000\n"), "the kernel kills a sandbox before Caisson"),
+		answersOf("a process limit is higher", "rlimits", replaceMatch("nofile .*", "nofile 1073741824"), "process limits are those that were planned"),
 		answersOf("the guest's program can be written", "overwrite", appendText(sandbox.GuestPath+"\n"), "no program that runs can be rewritten"),
 		answersOf("commands make set-user-ID files", "set-id", replaceMatch("EPERM 644", "ok 4755"), "commands make no set-user-ID files"),
 		{
