@@ -81,14 +81,15 @@ func holdOpen(addr string) (*net.TCPConn, error) {
 	return c, err
 }
 
-// many holds n connections to addr until the handler ends them, and returns how
-// many exchanged a byte.
-func many(addr string, n int) (count int, failed error) {
+// manyEgress holds N connections to an address until the handler ends them, and
+// prints how many exchanged a byte.
+func manyEgress(args []string) (failed error) {
+	count := 0
 	var mu sync.Mutex
 	var all sync.WaitGroup
-	for range n {
+	for range number(args[1]) {
 		all.Go(func() {
-			c, err := holdOpen(addr)
+			c, err := holdOpen(args[0])
 			if err == nil {
 				_, err = io.ReadAll(c)
 			}
@@ -105,7 +106,8 @@ func many(addr string, n int) (count int, failed error) {
 		})
 	}
 	all.Wait()
-	return count, failed
+	fmt.Println(count)
+	return failed
 }
 
 var lookups = []struct {
@@ -113,26 +115,25 @@ var lookups = []struct {
 	kind    uint16
 }{{"udp", 1}, {"udp", 28}, {"udp", 65}, {"udp", 16}, {"tcp", 1}}
 
-// lookUp asks the sandbox's name server for a name in each way, and returns a
-// line for each: network, type, code, and the answers' addresses.
-func lookUp(name string) (string, error) {
-	var text strings.Builder
+// lookupEgress asks the sandbox's name server for a name in each way, and prints
+// a line for each: network, type, code, and the answers' addresses.
+func lookupEgress(args []string) error {
 	for i, l := range lookups {
-		m := query(name, i)
+		m := query(args[0], i)
 		answer, err := exchange(l.network, m)
 		if err != nil {
-			return "", err
+			return err
 		}
 		if len(answer) < len(m) || answer[1] != byte(i) {
-			return "", fmt.Errorf("answer %x", answer)
+			return fmt.Errorf("answer %x", answer)
 		}
-		fmt.Fprintf(&text, "%s %d %d", l.network, l.kind, answer[3]&0xf)
+		fmt.Printf("%s %d %d", l.network, l.kind, answer[3]&0xf)
 		if binary.BigEndian.Uint16(answer[6:]) == 1 && len(answer) == len(m)+16 {
-			fmt.Fprintf(&text, " %s", net.IP(answer[len(m)+12:]))
+			fmt.Printf(" %s", net.IP(answer[len(m)+12:]))
 		}
-		text.WriteString("\n")
+		fmt.Println()
 	}
-	return text.String(), nil
+	return nil
 }
 
 func lookUpOnce(name string) ([]byte, error) { return exchange(lookups[0].network, query(name, 0)) }
@@ -172,17 +173,18 @@ func exchange(network string, message []byte) ([]byte, error) {
 	return buf[:n], err
 }
 
-// storm makes n connections to addr, sixteen at once. Some echo, some are reset
-// at once, with bytes under way, or unread, and some send nothing. It returns
-// the errors of those that had to succeed.
-func storm(addr string, n int) error {
+// stormEgress makes N connections to an address, sixteen at once. Some echo,
+// some are reset at once, with bytes under way, or unread, and some send
+// nothing. It returns the errors of those that had to succeed.
+func stormEgress(args []string) error {
+	n := number(args[1])
 	errs := make(chan error, n)
 	slots := make(chan struct{}, 16)
 	for i := range n {
 		slots <- struct{}{}
 		go func() {
 			defer func() { <-slots }()
-			errs <- stormOnce(addr, i%5)
+			errs <- stormOnce(args[0], i%5)
 		}()
 	}
 	var failed error

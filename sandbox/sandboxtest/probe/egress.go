@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -24,14 +23,6 @@ func dialSandbox(addr string) (*net.TCPConn, error) {
 		return nil, err
 	}
 	return c.(*net.TCPConn), nil
-}
-
-func echoEgress(args []string) error {
-	size, err := strconv.Atoi(args[1])
-	if err != nil {
-		return err
-	}
-	return echo(args[0], size)
 }
 
 func firstEgress(args []string) error {
@@ -52,30 +43,6 @@ func holdEgress(args []string) error {
 	}
 	defer c.Close()
 	return sleepMarked(nil)
-}
-
-func manyEgress(args []string) error {
-	n, err := strconv.Atoi(args[1])
-	if err != nil {
-		return err
-	}
-	count, err := many(args[0], n)
-	fmt.Println(count)
-	return err
-}
-
-func stormEgress(args []string) error {
-	n, err := strconv.Atoi(args[1])
-	if err != nil {
-		return err
-	}
-	return storm(args[0], n)
-}
-
-func lookupEgress(args []string) error {
-	text, err := lookUp(args[0])
-	fmt.Print(text)
-	return err
 }
 
 // bindEgress prints the addresses at which it can listen, also by IPv6 and with
@@ -144,11 +111,7 @@ func canBind(network, addr string, option int) bool {
 // "churn" run until SIGTERM: n connections that wait, or n at once that end
 // after a byte.
 func benchEgress(args []string) error {
-	n, err := strconv.Atoi(args[2])
-	if err != nil {
-		return err
-	}
-	took, err := measureEgress(args[0], args[1], n)
+	took, err := measureEgress(args[0], args[1], number(args[2]))
 	if err == nil {
 		fmt.Println(took.Nanoseconds())
 	}

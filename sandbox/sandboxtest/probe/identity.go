@@ -7,7 +7,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -67,10 +66,7 @@ func requestAnswer(args []string) error {
 // reachOther prints what succeeds against a process that guards a word in a
 // file: PID FILE FD WORD.
 func reachOther(args []string) error {
-	pid, err := strconv.Atoi(args[0])
-	if err != nil {
-		return err
-	}
+	pid := number(args[0])
 	file, dir, word := args[1], "/proc/"+args[0], args[3]
 	holds := func(name string, flags int, mode uint32) error {
 		fd, err := unix.Open(name, flags|unix.O_CLOEXEC|unix.O_NONBLOCK, mode)

@@ -186,10 +186,7 @@ func printWritable(paths []string) error {
 }
 
 func fillFile(args []string) error {
-	limit, err := strconv.ParseInt(args[1], 10, 64)
-	if err != nil {
-		return err
-	}
+	limit := int64(number(args[1]))
 	f, err := os.Create(args[0])
 	if err != nil {
 		return err

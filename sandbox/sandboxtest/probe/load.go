@@ -15,11 +15,7 @@ import (
 )
 
 func dripBytes(args []string) error {
-	n, err := strconv.Atoi(args[0])
-	if err != nil {
-		return err
-	}
-	for i := range n {
+	for i := range number(args[0]) {
 		b := []byte{'a' + byte(i%26)}
 		for _, f := range []*os.File{os.Stdout, os.Stderr} {
 			if _, err := f.Write(b); err != nil {
@@ -59,15 +55,11 @@ func closeStreams(args []string) error {
 
 // keepBusy starts N processes that begin to compute together.
 func keepBusy(args []string) error {
-	n, err := strconv.Atoi(args[0])
-	if err != nil {
-		return err
-	}
 	gate, open, err := os.Pipe()
 	if err != nil {
 		return err
 	}
-	for range n {
+	for range number(args[0]) {
 		d := selfCommand("spin")
 		d.Env, d.Stdin = append(os.Environ(), "GOMAXPROCS=1"), gate
 		if err := d.Start(); err != nil {
@@ -105,10 +97,7 @@ func holdFiles([]string) error {
 // fillFiles makes up to N empty files in a directory, prints how many and the
 // error, and removes them.
 func fillFiles(args []string) error {
-	limit, err := strconv.Atoi(args[1])
-	if err != nil {
-		return err
-	}
+	limit := number(args[1])
 	dir, err := os.MkdirTemp(args[0], "many")
 	if err != nil {
 		return err
@@ -129,10 +118,7 @@ func fillFiles(args []string) error {
 // holdFile fills a directory with a file that stays, and prints the error. With
 // a third argument it fails with it.
 func holdFile(args []string) error {
-	limit, err := strconv.Atoi(args[1])
-	if err != nil {
-		return err
-	}
+	limit := number(args[1])
 	f, err := os.Create(filepath.Join(args[0], "held"))
 	if err != nil {
 		return err

@@ -92,7 +92,7 @@ var verbs = map[string]func(args []string) error{
 	"reach":          reachOther,
 	"serve":          serveLate,
 	"request":        requestAnswer,
-	"egress-echo":    echoEgress,
+	"egress-echo":    func(a []string) error { return echo(a[0], number(a[1])) },
 	"egress-first":   firstEgress,
 	"egress-hold":    holdEgress,
 	"egress-many":    manyEgress,
@@ -113,22 +113,24 @@ func main() {
 	}
 }
 
-func exitWith(args []string) error {
-	code, err := strconv.Atoi(args[0])
+func number(text string) int {
+	n, err := strconv.Atoi(text)
 	if err != nil {
-		return err
+		fmt.Fprintln(os.Stderr, "probe:", err)
+		os.Exit(2)
 	}
-	os.Exit(code)
+	return n
+}
+
+func exitWith(args []string) error {
+	os.Exit(number(args[0]))
 	return nil
 }
 
 // raiseSignal ends the process by a signal's default action. It first removes
 // the runtime's handlers.
 func raiseSignal(args []string) error {
-	n, err := strconv.Atoi(args[0])
-	if err != nil {
-		return err
-	}
+	n := number(args[0])
 	var action [4]uint64 // struct sigaction: SIG_DFL, no flags
 	if _, _, errno := syscall.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(n), uintptr(unsafe.Pointer(&action)), 0, 8, 0, 0); errno != 0 && n != int(syscall.SIGKILL) {
 		return errno
@@ -168,10 +170,7 @@ func floodOutput(args []string) error {
 	if args[0] == "stderr" {
 		out = os.Stderr
 	}
-	n, err := strconv.ParseInt(args[1], 10, 64)
-	if err != nil {
-		return err
-	}
+	n := int64(number(args[1]))
 	// Copy in large pieces; io.CopyN would use small ones.
 	buf, src := make([]byte, 256<<10), &probing.Pattern{}
 	for n > 0 {

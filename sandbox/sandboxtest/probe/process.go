@@ -74,11 +74,7 @@ func selfCommand(args ...string) *exec.Cmd {
 // that has ended, leads its own session and ignores SIGTERM. It then exits, or
 // with "stay" waits.
 func startDaemons(args []string) error {
-	n, err := strconv.Atoi(args[0])
-	if err != nil {
-		return err
-	}
-	for range n {
+	for range number(args[0]) {
 		r, w, err := os.Pipe()
 		if err != nil {
 			return err
@@ -136,10 +132,7 @@ func holdStdout(args []string) error {
 // leaveOrphans leaves N ended children of ended parents, ten per parent so that
 // they fit into any limit.
 func leaveOrphans(args []string) error {
-	n, err := strconv.Atoi(args[0])
-	if err != nil {
-		return err
-	}
+	n := number(args[0])
 	if len(args) > 1 {
 		for range n {
 			if err := retryFork(forkOrphan); err != nil {
@@ -272,16 +265,12 @@ func forkBomb(args []string) error {
 }
 
 func hogMemory(args []string) error {
-	n, err := strconv.Atoi(args[0])
-	if err != nil {
-		return err
-	}
 	debug.SetGCPercent(-1)
-	b := make([]byte, n)
-	for i := 0; i < n; i += os.Getpagesize() {
+	b := make([]byte, number(args[0]))
+	for i := 0; i < len(b); i += os.Getpagesize() {
 		b[i] = 1
 	}
-	fmt.Println("touched", n, b[0])
+	fmt.Println("touched", len(b), b[0])
 	return nil
 }
 

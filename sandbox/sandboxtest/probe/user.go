@@ -62,9 +62,7 @@ func chownAll(paths []string) error {
 // daemon without the command's mark.
 func evade(args []string) error {
 	_ = unix.Setgroups(nil) // if allowed
-	daemon := exec.Command("/proc/self/exe", "daemon", args[0])
-	daemon.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := daemon.Start(); err != nil {
+	if err := selfCommand("daemon", args[0]).Start(); err != nil {
 		return err
 	}
 	// On a loaded machine the parent may not yet have reported that the command
