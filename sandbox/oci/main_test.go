@@ -19,6 +19,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
+	"github.com/caisson-run/caisson/sandbox/programs"
 )
 
 // Environment of the processes that the tests start from their own binary.
@@ -94,7 +95,8 @@ func runtimePath(t testing.TB, k Kind) string {
 	t.Helper()
 	built, err := filepath.Abs(filepath.Join("..", "..", "bin"))
 	must(t, err)
-	path, err := Find(runtimeName(k), built+string(filepath.ListSeparator)+os.Getenv("PATH"))
+	finder := programs.Finder{Executable: os.Executable, Path: built + string(filepath.ListSeparator) + os.Getenv("PATH")}
+	path, err := finder.Find(nil, runtimeName(k))
 	if err == nil {
 		return path
 	}

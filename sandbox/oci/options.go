@@ -2,7 +2,6 @@ package oci
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -63,22 +62,4 @@ func (o *Options) setDefaults() error {
 		o.Logger = zap.NewNop()
 	}
 	return nil
-}
-
-// Find finds a program of Caisson beside our own executable, then in the
-// absolute directories of searchPath. Relative ones are ignored, so that
-// nothing is taken from the current directory. It fails with
-// sandbox.ErrNotFound.
-func Find(name, searchPath string) (string, error) {
-	var dirs []string
-	if self, err := os.Executable(); err == nil {
-		dirs = append(dirs, filepath.Dir(self))
-	}
-	for _, dir := range append(dirs, filepath.SplitList(searchPath)...) {
-		p := filepath.Join(dir, name)
-		if info, err := os.Stat(p); err == nil && filepath.IsAbs(dir) && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
-			return p, nil
-		}
-	}
-	return "", fmt.Errorf("find %s: neither beside caisson nor on PATH: %w", name, sandbox.ErrNotFound)
 }

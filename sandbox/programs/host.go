@@ -66,10 +66,12 @@ func CleanPath(path string, writable []string) string {
 	return strings.Join(kept, string(os.PathListSeparator))
 }
 
-func joinAll(dirs []string, name string) []string {
-	paths := make([]string, len(dirs))
-	for i, dir := range dirs {
-		paths[i] = filepath.Join(dir, name)
+func joinAll(dirs []string, names ...string) []string {
+	var paths []string
+	for _, dir := range dirs {
+		for _, name := range names {
+			paths = append(paths, filepath.Join(dir, name))
+		}
 	}
 	return paths
 }

@@ -45,7 +45,14 @@ func (f *Finder) Find(configured *string, names ...string) (string, error) {
 		}
 		return path
 	}
-	for _, candidate := range f.listPreferred(configured, names) {
+	var preferred []string
+	if dir := f.OwnDir(); dir != "" {
+		preferred = joinAll([]string{dir}, names...)
+	}
+	if configured != nil {
+		preferred = append(preferred, *configured)
+	}
+	for _, candidate := range preferred {
 		if path := try(candidate); path != "" {
 			return path, nil
 		}
@@ -61,7 +68,7 @@ func (f *Finder) Find(configured *string, names ...string) (string, error) {
 			}
 		}
 	}
-	for _, candidate := range f.listOnPath(names) {
+	for _, candidate := range joinAll(filepath.SplitList(CleanPath(f.Path, nil)), names...) {
 		if path := try(candidate); path != "" {
 			return path, nil
 		}
@@ -80,29 +87,6 @@ func (f *Finder) OwnDir() string {
 		return ""
 	}
 	return filepath.Dir(path)
-}
-
-func (f *Finder) listPreferred(configured *string, names []string) []string {
-	var candidates []string
-	if dir := f.OwnDir(); dir != "" {
-		for _, name := range names {
-			candidates = append(candidates, filepath.Join(dir, name))
-		}
-	}
-	if configured != nil {
-		candidates = append(candidates, *configured)
-	}
-	return candidates
-}
-
-func (f *Finder) listOnPath(names []string) []string {
-	var candidates []string
-	for _, dir := range filepath.SplitList(CleanPath(f.Path, nil)) {
-		for _, name := range names {
-			candidates = append(candidates, filepath.Join(dir, name))
-		}
-	}
-	return candidates
 }
 
 // resolve returns a program's path with symlinks resolved, or why it must not

@@ -198,7 +198,11 @@ func (s *Service) runTest(ctx context.Context) (text string, failure, err error)
 	cmd := s.plan.command(s.plan.test, s.identity)
 	cmd.Timeout, cmd.Grace, cmd.Output = s.plan.check.Timeout, testGrace, sandbox.OutputLimits{Live: keptBytes, Tail: keptBytes}
 	cmd.Stdout, cmd.Stderr = &out, &out
-	exit, err := startAndWait(own, s.options.Start, cmd)
+	var exit sandbox.Exit
+	p, err := s.options.Start(own, cmd)
+	if err == nil {
+		exit, err = p.Wait()
+	}
 	if cause := context.Cause(own); cause != nil {
 		return out.String(), nil, cause
 	}
@@ -215,14 +219,6 @@ func (s *Service) runTest(ctx context.Context) (text string, failure, err error)
 		failure = errors.New(exit.Status.String())
 	}
 	return out.String(), failure, nil
-}
-
-func startAndWait(ctx context.Context, start func(context.Context, sandbox.Command) (sandbox.Process, error), cmd sandbox.Command) (sandbox.Exit, error) {
-	p, err := start(ctx, cmd)
-	if err != nil {
-		return sandbox.Exit{}, err
-	}
-	return p.Wait()
 }
 
 // keptBytes is how many of an output's first and of its last bytes are kept.

@@ -34,20 +34,6 @@ func OpenRegular(root *os.Root, name string) (*os.File, error) {
 	return f, nil
 }
 
-// readCloser is a Reader that closes several others.
-type readCloser struct {
-	io.Reader
-	closers []io.Closer
-}
-
-func (o readCloser) Close() error {
-	var errs []error
-	for _, c := range o.closers {
-		errs = append(errs, c.Close())
-	}
-	return errors.Join(errs...)
-}
-
 type contextReader struct {
 	ctx context.Context // for one read
 	r   io.Reader

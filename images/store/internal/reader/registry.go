@@ -268,18 +268,18 @@ func (g *guardedTransport) RoundTrip(req *http.Request) (*http.Response, error) 
 	}
 	resp, err := g.base.RoundTrip(req)
 	if err == nil && strings.Contains(req.URL.Path, "/manifests/") {
-		resp.Body = readCloser{Reader: &boundedReader{resp.Body, g.limit}, closers: []io.Closer{resp.Body}}
+		resp.Body = &boundedReader{resp.Body, g.limit}
 	}
 	return resp, err
 }
 
 type boundedReader struct {
-	r    io.Reader
+	io.ReadCloser
 	left int64
 }
 
 func (b *boundedReader) Read(p []byte) (int, error) {
-	n, err := b.r.Read(p)
+	n, err := b.ReadCloser.Read(p)
 	if b.left -= int64(n); b.left < 0 {
 		return 0, fmt.Errorf("%w: manifest too long", images.ErrRefused)
 	}
