@@ -236,3 +236,17 @@ func (b inState) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 	}
 	return b.Backend.Create(ctx, spec)
 }
+
+// findRunsc looks in bin/ and on PATH.
+func findRunsc(t *testing.T) string {
+	t.Helper()
+	path, err := filepath.Abs("../../bin/runsc")
+	must(t, err)
+	if _, err := os.Stat(path); err == nil {
+		return path
+	}
+	if path, err = exec.LookPath("runsc"); err != nil {
+		t.Skip("needs runsc: make build, or on PATH")
+	}
+	return path
+}

@@ -11,23 +11,19 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
-	"github.com/docker/docker/api/types/container"
 	"github.com/moby/sys/mountinfo"
 	"github.com/oklog/ulid/v2"
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
-	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // ownerHelper makes the test binary a Caisson that starts a container and waits
@@ -237,84 +233,6 @@ func shell(t testing.TB, s sandbox.Sandbox, script string) (string, sandbox.Exit
 	return out.String(), exit
 }
 
-func TestOwnership(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: workspaces of several owners")
-	}
-	for _, uid := range []int{0, 1000, sandbox.CommandUID} {
-		t.Run(fmt.Sprint(uid), func(t *testing.T) {
-			b := newBed(t, uid)
-			s, _ := b.start(t)
-			out, exit := shell(t, s, "id -u; echo x >by-shell; mkdir directory; mv .git .git2; touch .git/config")
-			if !strings.HasPrefix(out, "10001\n") || exit.Status.Success() {
-				t.Errorf("%v: %s", exit.Status, out)
-			}
-			_, err := s.Apply(t.Context(), workspace.Op{Kind: workspace.OpWrite, Path: "by/tool", Content: []byte("y")})
-			must(t, err)
-			for _, name := range []string{"by-shell", "directory", "by", "by/tool"} {
-				info, err := os.Lstat(filepath.Join(b.workspace, name))
-				must(t, err)
-				if st := info.Sys().(*syscall.Stat_t); int(st.Uid) != uid || int(st.Gid) != uid {
-					t.Errorf("%s belongs to %d:%d", name, st.Uid, st.Gid)
-				}
-			}
-			a := s.Attestation()
-			if want := fmt.Sprintf("%d:%d", uid, uid); a.WorkspaceOwner != want || !a.IDMapped || len(a.Lost) > 0 {
-				t.Errorf("attested owner %s, mapped %v, lost %q", a.WorkspaceOwner, a.IDMapped, a.Lost)
-			}
-			must(t, s.Destroy(t.Context()))
-			if _, err := os.Lstat(filepath.Join(b.workspace, ".git")); err == nil {
-				t.Error("the placeholder .git is left")
-			}
-		})
-	}
-}
-
-func TestDestroyIsIdempotentAndConcurrent(t *testing.T) {
-	b := newBed(t, os.Geteuid())
-	s, session := b.start(t)
-	if s.State() != sandbox.StateRunning || s.Err() != nil {
-		t.Errorf("state %v, %v", s.State(), s.Err())
-	}
-	p, err := s.Start(t.Context(), sandbox.Command{Argv: []string{"sleep", "1000"}})
-	must(t, err)
-	errs := make(chan error)
-	for range 4 {
-		go func() { errs <- s.Destroy(t.Context()) }()
-	}
-	for range 4 {
-		must(t, <-errs)
-	}
-	await(t, s.Done(), "the sandbox's end")
-	if s.State() != sandbox.StateStopped || s.Err() != nil {
-		t.Errorf("after destroy: %v, %v", s.State(), s.Err())
-	}
-	wantLost(t, p)
-	if _, err := s.Start(t.Context(), sandbox.Command{Argv: []string{"true"}}); !errors.Is(err, sandbox.ErrState) {
-		t.Errorf("start after destroy: %v", err)
-	}
-	b.nothingLeft(t, session)
-}
-
-func TestContainerRemovedByAnOperator(t *testing.T) {
-	b := newBed(t, os.Geteuid())
-	s, _ := b.start(t)
-	p, err := s.Start(t.Context(), sandbox.Command{Argv: []string{"sleep", "1000"}})
-	must(t, err)
-	r, _, err := b.backend.connect(t.Context())
-	must(t, err)
-	must(t, r.engine.ContainerRemove(t.Context(), s.ID(), container.RemoveOptions{Force: true}))
-	wantLost(t, p)
-	await(t, s.Done(), "the sandbox's loss")
-	if !errors.Is(s.Err(), sandbox.ErrLost) || s.State() != sandbox.StateStopped {
-		t.Errorf("lost with %v, state %v", s.Err(), s.State())
-	}
-	if _, err := s.Start(t.Context(), sandbox.Command{Argv: []string{"true"}}); !errors.Is(err, sandbox.ErrLost) {
-		t.Errorf("start after the loss: %v", err)
-	}
-	t.Log(s.Err())
-}
-
 func TestMissingImage(t *testing.T) {
 	b := newBed(t, os.Geteuid())
 	session := newSession()
@@ -360,28 +278,6 @@ func TestOneSessionAtATime(t *testing.T) {
 	}
 }
 
-func TestManyAtOnce(t *testing.T) {
-	b := newBed(t, os.Geteuid())
-	b.backend = b.open(t, Options{Logger: zap.NewNop()})
-	var group errgroup.Group
-	var sessions []string
-	for range 6 {
-		sessions = append(sessions, newSession())
-		spec := b.spec(t, sessions[len(sessions)-1])
-		group.Go(func() error {
-			s, err := b.backend.Create(t.Context(), spec)
-			if err != nil {
-				return err
-			}
-			return s.Destroy(t.Context())
-		})
-	}
-	must(t, group.Wait())
-	for _, session := range sessions {
-		b.nothingLeft(t, session)
-	}
-}
-
 // Wherever Create is cancelled, it leaves nothing.
 func TestCreateCancelled(t *testing.T) {
 	b := newBed(t, os.Geteuid())
@@ -398,24 +294,5 @@ func TestCreateCancelled(t *testing.T) {
 			t.Errorf("after %d ms: %v", after, err)
 		}
 		b.nothingLeft(t, session)
-	}
-}
-
-func TestOutOfMemorySparesTheSession(t *testing.T) {
-	b := newBed(t, os.Geteuid())
-	spec := b.spec(t, newSession())
-	spec.Resources.MemoryBytes = 96 << 20
-	s, err := b.backend.Create(t.Context(), spec)
-	must(t, err)
-	defer s.Destroy(context.Background())
-	_, exit := shell(t, s, "head -c 400m /dev/zero | tail >/dev/null; true")
-	if !exit.Status.OOMKilled {
-		t.Errorf("status %v does not say so", exit.Status)
-	}
-	if out, exit := shell(t, s, "echo alive"); out != "alive\n" || !exit.Status.Success() {
-		t.Errorf("afterwards: %v %s", exit.Status, out)
-	}
-	if got := s.Attestation().Limits.MemoryBytes; got != 96<<20 {
-		t.Errorf("attested memory %d", got)
 	}
 }

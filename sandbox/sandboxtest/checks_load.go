@@ -413,7 +413,7 @@ func checkProcessors(ctx context.Context, e *env) error {
 	if err != nil {
 		return err
 	}
-	if out != "1\n" {
+	if out != "1 1 0\n" {
 		return fmt.Errorf("a command sees %q processors with a limit of 1, the host %q", out, host)
 	}
 	return nil

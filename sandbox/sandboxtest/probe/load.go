@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -146,13 +147,15 @@ func removeHeld(args []string) error {
 	return errors.New("as asked for")
 }
 
+// printProcessors prints the number of processors that a program may use, and
+// the numbers that two files of the kernel have.
 func printProcessors([]string) error {
 	var set unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &set); err != nil {
-		return err
-	}
-	fmt.Println(set.Count())
-	return nil
+	err := unix.SchedGetaffinity(0, &set)
+	info, infoErr := os.ReadFile("/proc/cpuinfo")
+	online, onlineErr := os.ReadFile("/sys/devices/system/cpu/online")
+	fmt.Println(set.Count(), strings.Count("\n"+string(info), "\nprocessor"), strings.TrimSpace(string(online)))
+	return errors.Join(err, infoErr, onlineErr)
 }
 
 func errnoName(err error) string {
