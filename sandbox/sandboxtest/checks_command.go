@@ -191,12 +191,8 @@ func checkInvalid(ctx context.Context, e *env) error {
 // decoding, and as much as the kernel accepts.
 func checkArguments(ctx context.Context, e *env) error {
 	args := []string{"", " ", "a b", "$(touch x)", "`x`", "'\"", "line\nline", "\xff\xfe", "\u202e", "-rf", "--", "*", strings.Repeat("x", 128<<10-1)}
-	out, err := e.expectOutput(ctx, append([]string{"args"}, args...)...)
-	if err != nil {
+	if err := e.expectAnswer(ctx, strings.Join(args, "\x00"), append([]string{"args"}, args...)...); err != nil {
 		return err
-	}
-	if out != strings.Join(args, "\x00") {
-		return fmt.Errorf("arguments came as %.200q", out)
 	}
 	var env []string
 	for i := range 5000 {

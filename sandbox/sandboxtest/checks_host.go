@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -75,12 +74,8 @@ func checkExec(ctx context.Context, e *env) error {
 			return fmt.Errorf("behind %s: %w", name, err)
 		}
 	}
-	out, err := e.runPlain(ctx, "reexec", "facts")
+	host, err := parseOutput[probing.Facts](e.runPlain(ctx, "reexec", "facts"))
 	if err != nil {
-		return err
-	}
-	var host probing.Facts
-	if err := json.Unmarshal([]byte(out), &host); err != nil {
 		return err
 	}
 	if e.checkUnprivileged(host) == nil {
@@ -90,15 +85,11 @@ func checkExec(ctx context.Context, e *env) error {
 }
 
 func (e *env) factsOf(ctx context.Context, argv []string) (probing.Facts, error) {
-	var f probing.Facts
 	r, err := e.run(ctx, sandbox.Command{Argv: argv})
-	if err != nil {
-		return f, err
+	if err == nil && !r.Status.Success() {
+		err = fmt.Errorf("%s, stderr %q", r.Status, r.errOut)
 	}
-	if !r.Status.Success() {
-		return f, fmt.Errorf("%s, stderr %q", r.Status, r.errOut)
-	}
-	return f, json.Unmarshal([]byte(r.out), &f)
+	return parseOutput[probing.Facts](r.out, err)
 }
 
 // plantPrivilege makes a setuid copy of the probe and one with capabilities,
@@ -143,12 +134,8 @@ func checkPlanted(ctx context.Context, e *env) error {
 		if err := e.checkUnprivileged(f); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
-		out, err := naiveAs(ctx, e, nobody, filepath.Join(e.workspace, probeName+name), "facts")
+		host, err := parseOutput[probing.Facts](naiveAs(ctx, e, nobody, filepath.Join(e.workspace, probeName+name), "facts"))
 		if err != nil {
-			return err
-		}
-		var host probing.Facts
-		if err := json.Unmarshal([]byte(out), &host); err != nil {
 			return err
 		}
 		if host.EUID != 0 && strings.Trim(host.CapEff, "0") == "" {
@@ -213,12 +200,8 @@ func checkHostDescriptors(ctx context.Context, e *env) error {
 			return fmt.Errorf("the container's first process has %s", to)
 		}
 	}
-	out, err := e.runPlain(ctx, "facts")
+	host, err := parseOutput[probing.Facts](e.runPlain(ctx, "facts"))
 	if err != nil {
-		return err
-	}
-	var host probing.Facts
-	if err := json.Unmarshal([]byte(out), &host); err != nil {
 		return err
 	}
 	if len(host.FDs) < 3+len(e.leaks) {

@@ -2,7 +2,6 @@ package sandboxtest
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -97,12 +96,8 @@ func checkIdentities(ctx context.Context, e *env) error {
 }
 
 func factsAs(ctx context.Context, e *env, identity int) (probing.Facts, error) {
-	var f probing.Facts
 	r, err := e.runAs(ctx, identity, "facts")
-	if err != nil {
-		return f, err
-	}
-	return f, json.Unmarshal([]byte(r.out), &f)
+	return parseOutput[probing.Facts](r.out, err)
 }
 
 // attackIdentity returns what a command of one identity can do to a process of

@@ -35,22 +35,22 @@ func kernelChecks() []check {
 // absent are the errors of a kernel without such a thing.
 var absent = []string{"ENOSYS", "EAFNOSUPPORT", "EPROTONOSUPPORT", "ESOCKTNOSUPPORT", "ENOENT", "EOPNOTSUPP", "ENOTSUP"}
 
-func parseAttempts(out string, err error) (map[string]string, error) {
-	if err != nil {
-		return nil, err
+// parseOutput decodes a verb's JSON output, unless err says that it failed.
+func parseOutput[T any](out string, err error) (v T, _ error) {
+	if err == nil {
+		err = json.Unmarshal([]byte(out), &v)
 	}
-	found := map[string]string{}
-	return found, json.Unmarshal([]byte(out), &found)
+	return v, err
 }
 
 // checkSyscalls makes every attempt in the probe's table inside and, as the
 // control, on the host: one that is refused there too proves nothing.
 func checkSyscalls(ctx context.Context, e *env) error {
-	inside, err := parseAttempts(e.expectOutput(ctx, "syscalls"))
+	inside, err := parseOutput[map[string]string](e.expectOutput(ctx, "syscalls"))
 	if err != nil {
 		return err
 	}
-	host, err := parseAttempts(e.runNaive(ctx, "syscalls"))
+	host, err := parseOutput[map[string]string](e.runNaive(ctx, "syscalls"))
 	if err != nil {
 		return err
 	}
@@ -211,12 +211,8 @@ func checkKernel(ctx context.Context, e *env) error {
 // checkTerminal: a command leads its own session without a terminal. The
 // control runs the same verb on a terminal.
 func checkTerminal(ctx context.Context, e *env) error {
-	out, err := e.expectOutput(ctx, "terminal")
-	if err != nil {
+	if err := e.expectAnswer(ctx, "leads its session\n", "terminal"); err != nil {
 		return err
-	}
-	if out != "leads its session\n" {
-		return fmt.Errorf("terminal: %q", out)
 	}
 	control, err := onTerminal(ctx, e, "terminal")
 	if err != nil {

@@ -34,7 +34,7 @@ func setIDChecks() []check {
 // checkSetID tries it in every writable place. On the host, the control, each
 // way that is refused inside must set the bits.
 func checkSetID(ctx context.Context, e *env) error {
-	host, err := parseAttempts(e.runNaive(ctx, "set-id", filepath.Join(e.base, "set-id")))
+	host, err := parseOutput[map[string]string](e.runNaive(ctx, "set-id", filepath.Join(e.base, "set-id")))
 	if err != nil {
 		return err
 	}
@@ -50,7 +50,7 @@ func checkSetID(ctx context.Context, e *env) error {
 		wrong = append(wrong, fmt.Errorf("positive control: %d attempts set a bit on the host", len(sets)))
 	}
 	for _, place := range []string{sandbox.WorkspaceDir, "/tmp", "/home/agent"} {
-		inside, err := parseAttempts(e.expectOutput(ctx, "set-id", place+"/set-id"))
+		inside, err := parseOutput[map[string]string](e.expectOutput(ctx, "set-id", place+"/set-id"))
 		if err != nil {
 			return err
 		}

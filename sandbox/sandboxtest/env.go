@@ -76,10 +76,25 @@ func (e *env) start(ctx context.Context, change func(*limits.Resources)) error {
 		return err
 	}
 	e.sb, err = e.target.Backend.Create(ctx, spec)
-	if err != nil {
-		return errors.Join(err, e.dir.Close())
+	if err == nil {
+		return nil
 	}
-	return nil
+	if e.layers != nil {
+		err = errors.Join(err, e.layers.Close())
+	}
+	return errors.Join(err, e.dir.Close())
+}
+
+// expectRefused asserts that a start failed with an error of this class and
+// text, and left nothing.
+func (e *env) expectRefused(ctx context.Context, err, class error, text string) error {
+	if err == nil {
+		return errors.Join(errors.New("it is accepted"), e.close(context.WithoutCancel(ctx)))
+	}
+	if !errors.Is(err, class) || !strings.Contains(err.Error(), text) {
+		return fmt.Errorf("error %w, want %w and %q", err, class, text)
+	}
+	return e.nothingLeft()
 }
 
 func (e *env) newSpec(change func(*limits.Resources)) (sandbox.Spec, error) {
@@ -206,6 +221,18 @@ func (e *env) fillWorkspace() error {
 	return nil
 }
 
+// giveToOwner gives files to the workspace's owner, if the suite is root.
+func giveToOwner(paths ...string) error {
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	var err error
+	for _, path := range paths {
+		err = errors.Join(err, os.Lchown(path, ownerID, ownerID))
+	}
+	return err
+}
+
 // close destroys the sandbox and asserts that nothing is left.
 func (e *env) close(ctx context.Context) error {
 	err := e.sb.Destroy(ctx)
@@ -306,6 +333,15 @@ func (e *env) expectOutput(ctx context.Context, args ...string) (string, error) 
 		return "", fmt.Errorf("probe %q: %s, stderr %q", args, r.Status, r.errOut)
 	}
 	return r.out, nil
+}
+
+// expectAnswer runs a verb that must print want.
+func (e *env) expectAnswer(ctx context.Context, want string, args ...string) error {
+	out, err := e.expectOutput(ctx, args...)
+	if err == nil && out != want {
+		err = fmt.Errorf("%s: %.1000q, want %.1000q", args[0], out, want)
+	}
+	return err
 }
 
 func (e *env) countRunning(ctx context.Context, marker string) (int, error) {

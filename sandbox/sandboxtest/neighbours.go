@@ -28,7 +28,7 @@ type load struct {
 	forever   bool
 	resources func(*limits.Resources)
 	// reported asserts that the result reports the limit that was hit.
-	reported func(t Target, r result, err error, lost error) error
+	reported func(ctx context.Context, e *env, r result, err error) error
 }
 
 // allLoads returns what one session must not be able to do to another.
@@ -44,20 +44,17 @@ func allLoads() []load {
 	}
 }
 
-func toldFlood(_ Target, r result, err, _ error) error {
+func toldFlood(_ context.Context, _ *env, r result, err error) error {
 	if err != nil || !r.Status.TimedOut || r.Stdout.Total <= r.Stdout.Live || r.Stderr.Total <= r.Stderr.Live {
 		return errorf("%+v, %w: want a timeout, and counts beyond what was passed on", r.Exit, err)
 	}
 	return nil
 }
 
-func toldForks(t Target, r result, err, lost error) error {
-	var exceeded *limits.ExceededError
+func toldForks(ctx context.Context, e *env, r result, err error) error {
+	t := e.target
 	if t.LimitsKillSandbox && !t.PIDsSpareSandbox {
-		if !errors.Is(err, sandbox.ErrLost) || !errors.As(lost, &exceeded) || exceeded.Kind != limits.KindPIDs {
-			return errorf("command %w, sandbox %w: want the loss to the pids limit", err, lost)
-		}
-		return nil
+		return expectDeath(ctx, e, limits.KindPIDs, err)
 	}
 	// The limit may kill even the first process: a Go program dies if it gets
 	// no thread. What it began is then killed after its end.
@@ -68,34 +65,31 @@ func toldForks(t Target, r result, err, lost error) error {
 	return nil
 }
 
-func toldMemory(t Target, r result, err, lost error) error {
-	var exceeded *limits.ExceededError
-	switch {
-	case t.LimitsKillSandbox:
-		if !errors.Is(err, sandbox.ErrLost) || !errors.As(lost, &exceeded) || exceeded.Kind != limits.KindMemory {
-			return errorf("command %w, sandbox %w: want the loss to the memory limit", err, lost)
-		}
-	case err != nil || !r.Status.OOMKilled:
+func toldMemory(ctx context.Context, e *env, r result, err error) error {
+	if e.target.LimitsKillSandbox {
+		return expectDeath(ctx, e, limits.KindMemory, err)
+	}
+	if err != nil || !r.Status.OOMKilled {
 		return errorf("%+v, %w: want killed out of memory", r.Exit, err)
 	}
 	return nil
 }
 
-func toldFull(_ Target, r result, err, _ error) error {
+func toldFull(_ context.Context, _ *env, r result, err error) error {
 	if err != nil || !slices.Equal(r.Full, []string{"/tmp"}) || !strings.Contains(r.out, "ENOSPC") {
 		return errorf("%+v, %q, %w: want ENOSPC, and /tmp named", r.Exit, r.out, err)
 	}
 	return nil
 }
 
-func toldFiles(_ Target, r result, err, _ error) error {
+func toldFiles(_ context.Context, _ *env, r result, err error) error {
 	if err != nil || strings.TrimSpace(r.out) != "EMFILE" {
 		return errorf("%+v, %q, %w: want EMFILE", r.Exit, r.out, err)
 	}
 	return nil
 }
 
-func toldTime(_ Target, r result, err, _ error) error {
+func toldTime(_ context.Context, _ *env, r result, err error) error {
 	if err != nil || !r.Status.TimedOut || r.Kill.Left != 0 || r.CPU <= 0 {
 		return errorf("%+v, %w: want a timeout, nothing left, CPU time told", r.Exit, err)
 	}
@@ -156,12 +150,7 @@ func runBeside(ctx context.Context, neighbour *env, l load, base string) error {
 		cmd.Timeout = loadTime
 	}
 	r, err := hostile.run(ctx, cmd)
-	var lost, notDone error
-	if errors.Is(err, sandbox.ErrLost) {
-		notDone = waitDone(hostile.sb)
-		lost = hostile.sb.Err()
-	}
-	err = errors.Join(l.reported(neighbour.target, r, err, lost), notDone)
+	err = l.reported(ctx, hostile, r, err)
 	stop()
 	did := <-done
 	err = errors.Join(err, did.err)

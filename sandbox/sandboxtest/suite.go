@@ -229,7 +229,7 @@ func runCheck(ctx context.Context, c check, shared *env, tempDir func() string) 
 	e.plant, e.egress = c.plant, c.egress
 	err = e.start(ctx, c.resources)
 	if e.egress != nil && shared.target.EgressRefused {
-		return expectNoEgress(ctx, e, err)
+		return e.expectRefused(ctx, err, sandbox.ErrUnavailable, "") // without loopback
 	}
 	if err != nil {
 		return fmt.Errorf("start sandbox: %w", err)
