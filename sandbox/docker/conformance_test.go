@@ -123,7 +123,7 @@ func asMember(t *testing.T, tests string, programs map[string]string) {
 	for name, from := range programs {
 		data, err := os.ReadFile(from)
 		must(t, err)
-		must(t, writeProgram(filepath.Join(dir, name), data))
+		must(t, sandboxtest.WriteProgram(filepath.Join(dir, name), data))
 	}
 	cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "test"), "-test.v", "-test.run="+tests)
 	cmd.Dir = dir
@@ -139,14 +139,6 @@ func asMember(t *testing.T, tests string, programs map[string]string) {
 	}
 }
 
-// writeProgram writes a program that is executed at once. No process may start
-// meanwhile, as it would hold the open file (ETXTBSY, go.dev/issue/22315).
-func writeProgram(path string, data []byte) error {
-	syscall.ForkLock.RLock()
-	defer syscall.ForkLock.RUnlock()
-	return os.WriteFile(path, data, 0o755)
-}
-
 // A hostile session must not be noticed beside it.
 func TestNeighbours(t *testing.T) {
 	b := newBed(t, os.Geteuid())
@@ -160,7 +152,7 @@ func TestConformanceRunsc(t *testing.T) {
 	runc, err := exec.LookPath("runc")
 	must(t, err)
 	liar := filepath.Join(t.TempDir(), "runsc")
-	must(t, writeProgram(liar, []byte("#!/bin/sh\n[ \"$1\" = --version ] && echo runsc version 1 || exec "+runc+" \"$@\"\n")))
+	must(t, sandboxtest.WriteProgram(liar, []byte("#!/bin/sh\n[ \"$1\" = --version ] && echo runsc version 1 || exec "+runc+" \"$@\"\n")))
 	e := privateengine.New(t, "--add-runtime", "runsc="+findRunsc(t), "--add-runtime", "no-runsc="+runc, "--add-runtime", "liar="+liar)
 	b := privateBed(t, e, Options{Runtime: "runsc", Logger: zap.NewNop()})
 	target := b.target()

@@ -6,11 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -24,6 +22,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
+	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 )
 
 // ownerHelper makes the test binary a Caisson that starts a container and waits
@@ -43,17 +42,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1
 	}
-	if guestBuild.dir != "" {
-		os.RemoveAll(guestBuild.dir)
-	}
 	os.Exit(code)
-}
-
-// guestBuild is the guest that all tests of a run share.
-var guestBuild struct {
-	sync.Once
-	dir, path string
-	err       error
 }
 
 func guestPath(t testing.TB) string {
@@ -61,22 +50,7 @@ func guestPath(t testing.TB) string {
 	if dir := os.Getenv(memberHelper); dir != "" {
 		return filepath.Join(dir, "guest")
 	}
-	guestBuild.Do(func() {
-		guestBuild.dir, guestBuild.err = os.MkdirTemp("", "caisson-guest-") //nolint:usetesting // it outlives the test that needs it first
-		if guestBuild.err != nil {
-			return
-		}
-		guestBuild.path = filepath.Join(guestBuild.dir, "caisson-guest")
-		build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", guestBuild.path, "github.com/caisson-run/caisson/cmd/caisson-guest")
-		build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOOS=linux")
-		if out, err := build.CombinedOutput(); err != nil {
-			guestBuild.err = fmt.Errorf("build the guest: %w: %s", err, out)
-			return
-		}
-		guestBuild.err = errors.Join(os.Chmod(guestBuild.dir, 0o755), os.Chmod(guestBuild.path, 0o755))
-	})
-	must(t, guestBuild.err)
-	return guestBuild.path
+	return sandboxtest.BuildGuest(t)
 }
 
 func must(t testing.TB, err error) {
@@ -150,20 +124,10 @@ func (b *bed) spec(t testing.TB, session string) sandbox.Spec {
 
 func newSession() string { return "ses_" + ulid.Make().String() }
 
-// start makes a container, and destroys it after the test, when nothing of it
-// may be left.
 func (b *bed) start(t testing.TB) (sandbox.Sandbox, string) {
 	t.Helper()
 	session := newSession()
-	s, err := b.backend.Create(t.Context(), b.spec(t, session))
-	must(t, err)
-	t.Cleanup(func() {
-		if err := s.Destroy(context.Background()); err != nil {
-			t.Errorf("destroy: %v", err)
-		}
-		b.nothingLeft(t, session)
-	})
-	return s, session
+	return b.create(t, b.spec(t, session)), session
 }
 
 func (b *bed) nothingLeft(t testing.TB, session string) {

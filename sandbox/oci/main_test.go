@@ -5,11 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -20,6 +18,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
 	"github.com/caisson-run/caisson/sandbox/programs"
+	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 )
 
 // Environment of the processes that the tests start from their own binary.
@@ -46,17 +45,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1
 	}
-	if guestBuild.dir != "" {
-		os.RemoveAll(guestBuild.dir)
-	}
 	os.Exit(code)
-}
-
-// guestBuild is the guest that all tests of a run share.
-var guestBuild struct {
-	sync.Once
-	dir, path string
-	err       error
 }
 
 func guestPath(t testing.TB) string {
@@ -64,22 +53,7 @@ func guestPath(t testing.TB) string {
 	if dir := os.Getenv(userHelper); dir != "" {
 		return filepath.Join(dir, "guest")
 	}
-	guestBuild.Do(func() {
-		guestBuild.dir, guestBuild.err = os.MkdirTemp("", "caisson-guest-") //nolint:usetesting // outlives one test
-		if guestBuild.err != nil {
-			return
-		}
-		guestBuild.path = filepath.Join(guestBuild.dir, "caisson-guest")
-		build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", guestBuild.path, "github.com/caisson-run/caisson/cmd/caisson-guest")
-		build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOOS=linux")
-		if out, err := build.CombinedOutput(); err != nil {
-			guestBuild.err = fmt.Errorf("build the guest: %w: %s", err, out)
-			return
-		}
-		guestBuild.err = errors.Join(os.Chmod(guestBuild.dir, 0o755), os.Chmod(guestBuild.path, 0o755))
-	})
-	must(t, guestBuild.err)
-	return guestBuild.path
+	return sandboxtest.BuildGuest(t)
 }
 
 func must(t testing.TB, err error) {

@@ -2,7 +2,6 @@ package oci
 
 import (
 	"bytes"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -91,22 +90,10 @@ func TestUser(t *testing.T) {
 	})
 }
 
-// copyProgram copies a program that is executed at once. No process may start
-// meanwhile, as it would hold the open file (ETXTBSY, go.dev/issue/22315).
 func copyProgram(from, to string) error {
-	syscall.ForkLock.RLock()
-	defer syscall.ForkLock.RUnlock()
-	in, err := os.Open(from)
+	data, err := os.ReadFile(from)
 	if err != nil {
 		return err
 	}
-	defer in.Close()
-	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755)
-	if err != nil {
-		return err
-	}
-	if _, err := io.Copy(out, in); err != nil {
-		return err
-	}
-	return out.Close()
+	return sandboxtest.WriteProgram(to, data)
 }

@@ -8,9 +8,10 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
+
+	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 )
 
 // runtimeLike starts a shell with arguments as if it started a container. It is
@@ -43,14 +44,9 @@ func runtimeLike(t *testing.T, path, does, id string) *exec.Cmd {
 
 func copyShell(t *testing.T) string {
 	t.Helper()
-	data, err := os.ReadFile("/bin/sh")
-	must(t, err)
 	path := filepath.Join(t.TempDir(), "runtime")
-	syscall.ForkLock.RLock() // a process that is started meanwhile would keep it open: ETXTBSY
-	err = os.WriteFile(path, data, 0o755)
-	syscall.ForkLock.RUnlock()
-	must(t, err)
-	path, err = filepath.EvalSymlinks(path)
+	must(t, copyProgram("/bin/sh", path))
+	path, err := filepath.EvalSymlinks(path)
 	must(t, err)
 	return path
 }
@@ -124,10 +120,7 @@ func TestWaitForRun(t *testing.T) {
 	})
 	t.Run("a script", func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "wrapper")
-		syscall.ForkLock.RLock()
-		err := os.WriteFile(path, []byte("#!/bin/sh\nsleep 0.2; exit 7\n"), 0o755)
-		syscall.ForkLock.RUnlock()
-		must(t, err)
+		must(t, sandboxtest.WriteProgram(path, []byte("#!/bin/sh\nsleep 0.2; exit 7\n")))
 		r := &runtimeClient{path: path}
 		cmd := runtimeLike(t, path, "", id)
 		must(t, r.waitForRun(t.Context(), id, long))

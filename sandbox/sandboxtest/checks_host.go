@@ -59,7 +59,7 @@ func (e *env) checkUnprivileged(f probing.Facts) error {
 // interpreter. The control is the host's own identity.
 func checkExec(ctx context.Context, e *env) error {
 	script := filepath.Join(e.workspace, probeName+"-script")
-	if err := writeProgram(script, []byte("#!/workspace/"+probeName+" facts\n")); err != nil {
+	if err := WriteProgram(script, []byte("#!/workspace/"+probeName+" facts\n")); err != nil {
 		return err
 	}
 	for name, argv := range map[string][]string{
@@ -104,7 +104,7 @@ func plantPrivilege(e *env) error {
 		if err != nil {
 			return err
 		}
-		if err := writeProgram(path, data); err != nil {
+		if err := WriteProgram(path, data); err != nil {
 			return err
 		}
 	}
@@ -219,7 +219,7 @@ func checkPrograms(ctx context.Context, e *env) error {
 		return err
 	}
 	trap := filepath.Join(e.workspace, probeName+"-itself")
-	if err := writeProgram(trap, []byte("#!/proc/self/exe\n")); err != nil {
+	if err := WriteProgram(trap, []byte("#!/proc/self/exe\n")); err != nil {
 		return err
 	}
 	control := filepath.Join(e.workspace, "rewritable")

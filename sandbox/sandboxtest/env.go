@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -402,15 +400,6 @@ func (w *signalWriter) waitSeen(ctx context.Context, sb sandbox.Sandbox) error {
 	case <-ctx.Done():
 		return fmt.Errorf("no %q in %q: %w", w.want, w.String(), context.Cause(ctx))
 	}
-}
-
-// goBuild returns the command that builds the probe, static so that it runs on
-// every image.
-func goBuild(ctx context.Context, path string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", path,
-		"github.com/caisson-run/caisson/sandbox/sandboxtest/probe")
-	cmd.Env = append(slices.Clone(os.Environ()), "CGO_ENABLED=0")
-	return cmd
 }
 
 func ownerOf(path string) (string, error) {

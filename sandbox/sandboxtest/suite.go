@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -242,33 +243,50 @@ func runCheck(ctx context.Context, c check, shared *env, tempDir func() string) 
 	return c.run(ctx, e)
 }
 
-// BuildProbe builds the static probe once per process, and writes it to a
-// directory of t and returns its path.
-func BuildProbe(t testing.TB) string {
+// BuildProbe returns the path of the static probe, in a directory of t.
+func BuildProbe(t testing.TB) string { return writeBuilt(t, "probe", builtProbe) }
+
+// BuildGuest returns the path of the guest, in a directory of t that every user
+// may enter.
+func BuildGuest(t testing.TB) string { return writeBuilt(t, "caisson-guest", builtGuest) }
+
+var (
+	builtProbe = buildOnce("sandbox/sandboxtest/probe")
+	builtGuest = buildOnce("cmd/caisson-guest")
+)
+
+// buildOnce returns a function that builds a program of this module once per
+// process.
+func buildOnce(dir string) func() ([]byte, error) {
+	return sync.OnceValues(func() ([]byte, error) {
+		temp, err := os.MkdirTemp("", "caisson-build-")
+		if err != nil {
+			return nil, err
+		}
+		defer os.RemoveAll(temp)
+		path := filepath.Join(temp, "program")
+		cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", path, "github.com/caisson-run/caisson/"+dir)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("build %s: %w: %s", dir, err, out)
+		}
+		return os.ReadFile(path)
+	})
+}
+
+func writeBuilt(t testing.TB, name string, build func() ([]byte, error)) string {
 	t.Helper()
-	program, err := builtProbe()
+	program, err := build()
 	if err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(t.TempDir(), "probe")
-	if err := writeProgram(path, program); err != nil {
+	dir := t.TempDir()
+	path := filepath.Join(dir, name)
+	if err := errors.Join(os.Chmod(filepath.Dir(dir), 0o755), WriteProgram(path, program)); err != nil {
 		t.Fatal(err)
 	}
 	return path
 }
-
-var builtProbe = sync.OnceValues(func() ([]byte, error) {
-	dir, err := os.MkdirTemp("", "caisson-probe-")
-	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(dir)
-	path := filepath.Join(dir, "probe")
-	if out, err := goBuild(context.Background(), path).CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("build probe: %w\n%s", err, out)
-	}
-	return os.ReadFile(path)
-})
 
 const probeName = "probe"
 
@@ -281,16 +299,16 @@ func copyProbe(target Target, workspace string) error {
 	if err != nil {
 		return err
 	}
-	if err := writeProgram(path, data); err != nil {
+	if err := WriteProgram(path, data); err != nil {
 		return err
 	}
 	return os.Chmod(path, 0o555)
 }
 
-// writeProgram writes a file to be executed at once. No process may be started
+// WriteProgram writes a file to be executed at once. No process may be started
 // meanwhile: until its exec it would hold the open file, and a file open for
 // writing can't be executed (ETXTBSY, go.dev/issue/22315).
-func writeProgram(path string, data []byte) error {
+func WriteProgram(path string, data []byte) error {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	return os.WriteFile(path, data, 0o755)
