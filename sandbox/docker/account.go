@@ -31,7 +31,8 @@ func (c *engineContainer) examineImage(ctx context.Context) error {
 		}
 		return nil
 	}
-	bare := plan{spec: p.Spec, image: c.image, work: &workmount.Mounts{}, seccomp: c.seccomp, runtime: c.facts.runtime, cpus: c.facts.info.NCPU, labels: c.backend.labels(p.Spec), noSwapLimit: !c.facts.info.SwapLimit}
+	bare := c.basePlan()
+	bare.work = &workmount.Mounts{}
 	var volumes []string
 	for _, v := range c.image.config.Volumes {
 		volumes = append(volumes, path.Clean("/"+v))

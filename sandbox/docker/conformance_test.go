@@ -10,7 +10,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/docker/docker/api/types/container"
@@ -103,40 +102,8 @@ func treeTar(t *testing.T, write func(root string) error) []byte {
 
 // TestConformanceMember runs the suite as a member of the docker group.
 func TestConformanceMember(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: to become another user; TestConformance is an ordinary user's here")
-	}
 	t.Parallel()
-	needEngine(t)
-	asMember(t, "^TestConformance$", map[string]string{"probe": sandboxtest.BuildProbe(t)})
-}
-
-// asMember runs tests of this binary as a member of the docker group, with
-// programs in a directory of theirs.
-func asMember(t *testing.T, tests string, programs map[string]string) {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "caisson-member-") //nolint:usetesting // the directory above t.TempDir is closed to others
-	must(t, err)
-	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
-	must(t, os.Chown(dir, memberID, memberID))
-	programs["test"], programs["guest"] = os.Args[0], guestPath(t)
-	for name, from := range programs {
-		data, err := os.ReadFile(from)
-		must(t, err)
-		must(t, sandboxtest.WriteProgram(filepath.Join(dir, name), data))
-	}
-	cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "test"), "-test.v", "-test.run="+tests)
-	cmd.Dir = dir
-	cmd.Env = []string{
-		memberHelper + "=" + dir, "TMPDIR=" + dir, "HOME=" + dir, "PATH=" + os.Getenv("PATH"),
-		"DOCKER_HOST=" + os.Getenv("DOCKER_HOST"), "REQUIRE_BACKENDS=docker",
-	}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: memberID, Gid: memberID, Groups: []uint32{socketGroup(t)}}}
-	out, err := cmd.CombinedOutput()
-	t.Logf("%s", out)
-	if err != nil || !strings.Contains(string(out), "--- PASS: ") {
-		t.Errorf("as uid %d: %v", memberID, err)
-	}
+	asMember(t, "TestConformance", func(string) {})
 }
 
 // A hostile session must not be noticed beside it.

@@ -162,12 +162,20 @@ func (c *engineContainer) makeRequest(ctx context.Context) error {
 		return err
 	}
 	own, further := p.Tmpfs()
-	c.asked = plan{
-		spec: p.Spec, image: c.image, volumes: volumes, work: p.Mounts, tmpfs: slices.Concat(own, further), files: p.FileBinds(), hostsPath: p.Files.Path(lifecycle.HostsFile), remote: p.Remote, seccomp: c.seccomp,
-		runtime: c.facts.runtime, cpus: c.facts.info.NCPU, labels: c.backend.labels(p.Spec), noSwapLimit: !c.facts.info.SwapLimit,
-		coverCgroups: c.isRoot() && c.ownsCgroups(),
-	}.buildRequest()
+	full := c.basePlan()
+	full.volumes, full.work, full.tmpfs = volumes, p.Mounts, slices.Concat(own, further)
+	full.files, full.hostsPath, full.remote = p.FileBinds(), p.Files.Path(lifecycle.HostsFile), p.Remote
+	full.coverCgroups = c.isRoot() && c.ownsCgroups()
+	c.asked = full.buildRequest()
 	return nil
+}
+
+// basePlan plans a container without mounts.
+func (c *engineContainer) basePlan() plan {
+	return plan{
+		spec: c.prep.Spec, image: c.image, seccomp: c.seccomp, runtime: c.facts.runtime, cpus: c.facts.info.NCPU,
+		labels: c.backend.labels(c.prep.Spec), noSwapLimit: !c.facts.info.SwapLimit,
+	}
 }
 
 func (c *engineContainer) requestContainer(ctx context.Context) error {

@@ -32,7 +32,6 @@ const minAPI = "1.41"
 // engine contains every call of the Docker API that this package can make. It
 // has no exec, and only base images of builds are pulled.
 type engine interface {
-	Ping(ctx context.Context) (types.Ping, error)
 	Info(ctx context.Context) (system.Info, error)
 	ServerVersion(ctx context.Context) (types.Version, error)
 	Events(ctx context.Context, o events.ListOptions) (<-chan events.Message, <-chan error)

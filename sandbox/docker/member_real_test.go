@@ -18,6 +18,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 	"github.com/caisson-run/caisson/sandbox/internal/worktest"
+	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 )
 
 // memberHelper makes the test binary run a docker group member's tests; its
@@ -26,8 +27,10 @@ const memberHelper = "CAISSON_DOCKER_MEMBER"
 
 const memberID = 1000
 
-// TestMemberOfTheDockerGroup has that user's row of the overlay matrix.
-func TestMemberOfTheDockerGroup(t *testing.T) {
+// asMember runs a test of this binary as a member of the docker group. Before
+// that, add puts what only root can make into the directory of that user.
+func asMember(t *testing.T, test string, add func(dir string)) {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: to become another user")
 	}
@@ -36,30 +39,39 @@ func TestMemberOfTheDockerGroup(t *testing.T) {
 	must(t, err)
 	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
 	must(t, os.Chown(dir, memberID, memberID))
-	for name, from := range map[string]string{"test": os.Args[0], "guest": guestPath(t)} {
+	for name, from := range map[string]string{"test": os.Args[0], "guest": guestPath(t), "probe": sandboxtest.BuildProbe(t)} {
 		data, err := os.ReadFile(from)
 		must(t, err)
-		must(t, os.WriteFile(filepath.Join(dir, name), data, 0o755))
+		must(t, sandboxtest.WriteProgram(filepath.Join(dir, name), data))
 	}
-	// Only root can make files of other users in the member's workspace.
-	for name, owner := range map[string]int{"thirds": memberID, "own": memberID, "anothers": 4242, "closed": 4242} {
-		sub := filepath.Join(dir, name)
-		must(t, os.Mkdir(sub, 0o755))
-		must(t, os.Chown(sub, owner, owner))
-		worktest.Furnish(t, sub, owner, owner)
-		if name == "anothers" {
-			must(t, os.Chmod(sub, 0o777))
-		}
-	}
-	cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "test"), "-test.v", "-test.run=^TestMember$")
+	add(dir)
+	cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "test"), "-test.v", "-test.run=^"+test+"$")
 	cmd.Dir = dir
-	cmd.Env = []string{memberHelper + "=" + dir, "TMPDIR=" + dir, "HOME=" + dir, "PATH=" + os.Getenv("PATH"), "DOCKER_HOST=" + os.Getenv("DOCKER_HOST"), "REQUIRE_BACKENDS=docker"}
+	cmd.Env = []string{
+		memberHelper + "=" + dir, "TMPDIR=" + dir, "HOME=" + dir, "PATH=" + os.Getenv("PATH"),
+		"DOCKER_HOST=" + os.Getenv("DOCKER_HOST"), "REQUIRE_BACKENDS=docker",
+	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: memberID, Gid: memberID, Groups: []uint32{socketGroup(t)}}}
 	out, err := cmd.CombinedOutput()
 	t.Logf("%s", out)
-	if err != nil || !strings.Contains(string(out), "--- PASS: TestMember") {
+	if err != nil || !strings.Contains(string(out), "--- PASS: "+test) {
 		t.Errorf("as uid %d: %v", memberID, err)
 	}
+}
+
+// TestMemberOfTheDockerGroup has that user's row of the overlay matrix.
+func TestMemberOfTheDockerGroup(t *testing.T) {
+	asMember(t, "TestMember", func(dir string) {
+		for name, owner := range map[string]int{"thirds": memberID, "own": memberID, "anothers": 4242, "closed": 4242} {
+			sub := filepath.Join(dir, name)
+			must(t, os.Mkdir(sub, 0o755))
+			must(t, os.Chown(sub, owner, owner))
+			worktest.Furnish(t, sub, owner, owner)
+			if name == "anothers" {
+				must(t, os.Chmod(sub, 0o777))
+			}
+		}
+	})
 }
 
 func TestMember(t *testing.T) {

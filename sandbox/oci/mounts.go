@@ -137,5 +137,3 @@ func (p plan) tmpfsOptions(t harden.Tmpfs) []string {
 		return false
 	})
 }
-
-func rlimitType(name string) string { return "RLIMIT_" + strings.ToUpper(name) }

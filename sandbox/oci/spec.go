@@ -1,6 +1,8 @@
 package oci
 
 import (
+	"strings"
+
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/caisson-run/caisson/images"
@@ -133,7 +135,7 @@ func (p plan) rlimits() []specs.POSIXRlimit {
 		if top := p.ceiling(l.Name); top >= 0 {
 			soft, hard = min(soft, top), min(hard, top)
 		}
-		list = append(list, specs.POSIXRlimit{Type: rlimitType(l.Name), Soft: uint64(soft), Hard: uint64(hard)})
+		list = append(list, specs.POSIXRlimit{Type: "RLIMIT_" + strings.ToUpper(l.Name), Soft: uint64(soft), Hard: uint64(hard)})
 	}
 	return list
 }
