@@ -32,7 +32,7 @@ const (
 )
 
 // streamRoutes are the routes whose requests last as long as their client reads
-// or sends. They take no slot of limitRequests: takeStream bounds them, per
+// or sends. They take no slot of maxRequests: takeStream bounds them, per
 // token.
 var streamRoutes = map[string]bool{
 	"GET /sessions/{id}/events":       true,
@@ -52,14 +52,10 @@ type guard struct {
 	bodyTime    time.Duration
 }
 
+// protectRoutes returns a handler that serves mux behind all checks.
 func (g *guard) protectRoutes(mux *http.ServeMux) http.Handler {
-	return g.guardRequests(g.authorize(mux, g.limitRequests(mux, g.readBodies(mux, g.routeRequests(mux)))))
-}
-
-// guardRequests checks Host, Origin and token of every request, in this order,
-// and refuses bodies that GET and HEAD don't take.
-func (g *guard) guardRequests(next http.Handler) http.Handler {
 	cross := http.NewCrossOriginProtection()
+	slots := httpserver.NewQuota(maxRequests)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		out := &response{ResponseWriter: w, unread: r.ContentLength != 0}
 		began := time.Now()
@@ -87,27 +83,76 @@ func (g *guard) guardRequests(next http.Handler) http.Handler {
 			g.log.Debug("request", zap.String("method", r.Method), zap.String("route", r.Pattern), zap.Int("status", out.status),
 				zap.String("client", clientOf(r.Context()).label), zap.Duration("took", time.Since(began)))
 		}()
-		if p := g.checkOrigin(r, cross); p != nil {
+		p := g.checkOrigin(r, cross)
+		if p == nil && !g.isPublic(r) {
+			r, p = g.identify(out, r)
+		}
+		if p == nil {
+			p = g.serveRoute(mux, slots, out, r)
+		}
+		if p != nil {
 			g.writeProblem(out, r, p)
-			return
 		}
-		if !g.isPublic(r) {
-			from, ok := g.keys.findClient(r)
-			if !ok {
-				g.metrics.unauthorized.Inc()
-				g.writeProblem(out, r, unauthorized(out))
-				return
-			}
-			httpserver.KeepConnection(r)
-			r = r.WithContext(context.WithValue(context.WithValue(r.Context(), clientKey{}, from), responseKey{}, out))
-			if (r.Method == http.MethodGet || r.Method == http.MethodHead) && r.ContentLength != 0 {
-				// A stream takes no slot: its body would be held without one.
-				g.writeProblem(out, r, newProblem(http.StatusBadRequest, "body", "a "+r.Method+" takes no body", "Leave it out"))
-				return
-			}
-		}
-		next.ServeHTTP(out, r)
 	})
+}
+
+// identify returns the request with its client. It refuses unknown clients, and
+// bodies that GET and HEAD don't take.
+func (g *guard) identify(out *response, r *http.Request) (*http.Request, *Problem) {
+	from, ok := g.keys.findClient(r)
+	if !ok {
+		g.metrics.unauthorized.Inc()
+		return r, unauthorized(out)
+	}
+	httpserver.KeepConnection(r)
+	r = r.WithContext(context.WithValue(context.WithValue(r.Context(), clientKey{}, from), responseKey{}, out))
+	if (r.Method == http.MethodGet || r.Method == http.MethodHead) && r.ContentLength != 0 {
+		// A stream takes no slot: its body would be held without one.
+		return r, newProblem(http.StatusBadRequest, "body", "a "+r.Method+" takes no body", "Leave it out")
+	}
+	return r, nil
+}
+
+// serveRoute serves a request if its client has the role and a slot, and after
+// reading its body. The rest has bounds of the route: streams take no slot, and
+// an upload reads its body itself.
+func (g *guard) serveRoute(mux *http.ServeMux, slots *httpserver.Quota, out *response, r *http.Request) *Problem {
+	handler, pattern := mux.Handler(r)
+	public := g.isPublic(r)
+	if pattern != "" && !public {
+		if p := g.authorize(clientOf(r.Context()), pattern); p != nil {
+			return p
+		}
+	}
+	if !streamRoutes[pattern] {
+		release, ok := slots.Take(clientOf(r.Context()).label)
+		if !ok {
+			p := newProblem(http.StatusServiceUnavailable, "overloaded", "too many requests with this token are under way", "Try again in a second")
+			p.retryAfter = "1"
+			return p
+		}
+		out.releaseSlot = release
+		defer release()
+	}
+	if pattern != uploadRoute && !public {
+		if p := readBody(out, r); p != nil {
+			return p
+		}
+		out.unread = false
+	}
+	clean := path.Clean(r.URL.Path) == r.URL.Path // ServeMux would redirect others
+	if pattern != "" && clean {
+		mux.ServeHTTP(out, r)
+		return nil
+	}
+	// A problem replaces the mux's plain text.
+	said := &discardResponse{header: http.Header{}}
+	handler.ServeHTTP(said, r)
+	if clean && said.status == http.StatusMethodNotAllowed {
+		out.Header().Set("Allow", said.header.Get("Allow"))
+		return newProblem(http.StatusMethodNotAllowed, "method", "this path does not take this method", "It takes "+said.header.Get("Allow"))
+	}
+	return newProblem(http.StatusNotFound, "not_found", "there is no such path", "/openapi.json lists all paths")
 }
 
 func (g *guard) isPublic(r *http.Request) bool {
@@ -163,43 +208,18 @@ func (g *guard) knownHost(r *http.Request) bool {
 	return ip.IsLoopback() || ok && ip.Equal(tcp.IP)
 }
 
-// authorize refuses requests whose route requires a role that the client lacks,
-// before their body is read. routeRequests refuses a path without a route.
-func (g *guard) authorize(mux *http.ServeMux, next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, pattern := mux.Handler(r)
-		if pattern != "" && !g.isPublic(r) {
-			from := clientOf(r.Context())
-			role, listed := routeRoles[pattern]
-			if !listed || !from.hasRole(role) {
-				g.metrics.forbidden.Inc()
-				g.strays.Warn("a request that the token's roles do not allow", zap.String("client", from.label), zap.String("route", pattern), zap.String("role", string(role)))
-				g.writeProblem(w, r, from.lacksRole(role))
-				return
-			}
-		}
-		next.ServeHTTP(w, r)
-	})
-}
-
-// readBodies reads the bodies of requests with a token, except for uploadRoute.
-func (g *guard) readBodies(mux *http.ServeMux, next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if _, pattern := mux.Handler(r); pattern != uploadRoute && !g.isPublic(r) {
-			if p := readBody(w, r); p != nil {
-				g.writeProblem(w, r, p)
-				return
-			}
-			if out, ok := w.(*response); ok {
-				out.unread = false
-			}
-		}
-		next.ServeHTTP(w, r)
-	})
+func (g *guard) authorize(from client, pattern string) *Problem {
+	role, listed := routeRoles[pattern]
+	if listed && from.hasRole(role) {
+		return nil
+	}
+	g.metrics.forbidden.Inc()
+	g.strays.Warn("a request that the token's roles do not allow", zap.String("client", from.label), zap.String("route", pattern), zap.String("role", string(role)))
+	return from.lacksRole(role)
 }
 
 // readBody reads a request's whole body, at most maxBodyBytes, within the read
-// deadline set by guardRequests, and then clears the deadline.
+// deadline set by protectRoutes, and then clears the deadline.
 func readBody(w http.ResponseWriter, r *http.Request) *Problem {
 	if kind := r.Header.Values("Content-Type"); len(kind) > 0 || r.ContentLength != 0 {
 		media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
@@ -242,53 +262,6 @@ func (d *diagnostics) writeProblem(w http.ResponseWriter, r *http.Request, p *Pr
 	}
 }
 
-// limitRequests bounds the requests of each token that are served at once,
-// except streams.
-func (g *guard) limitRequests(mux *http.ServeMux, next http.Handler) http.Handler {
-	slots := httpserver.NewQuota(maxRequests)
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if _, pattern := mux.Handler(r); streamRoutes[pattern] {
-			next.ServeHTTP(w, r)
-			return
-		}
-		release, ok := slots.Take(clientOf(r.Context()).label)
-		if !ok {
-			p := newProblem(http.StatusServiceUnavailable, "overloaded", "too many requests with this token are under way", "Try again in a second")
-			p.retryAfter = "1"
-			g.writeProblem(w, r, p)
-			return
-		}
-		out, ok := w.(*response)
-		if !ok {
-			out = &response{ResponseWriter: w}
-		}
-		out.releaseSlot = release
-		defer release()
-		next.ServeHTTP(out, r)
-	})
-}
-
-// routeRequests serves mux. For a path or method without a route, it answers
-// with a problem instead of mux's plain text.
-func (g *guard) routeRequests(mux *http.ServeMux) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		handler, pattern := mux.Handler(r)
-		clean := path.Clean(r.URL.Path) == r.URL.Path // ServeMux would redirect others
-		if pattern != "" && clean {
-			mux.ServeHTTP(w, r)
-			return
-		}
-		said := &discardResponse{header: http.Header{}}
-		handler.ServeHTTP(said, r)
-		if clean && said.status == http.StatusMethodNotAllowed {
-			w.Header().Set("Allow", said.header.Get("Allow"))
-			g.writeProblem(w, r, newProblem(http.StatusMethodNotAllowed, "method", "this path does not take this method", "It takes "+said.header.Get("Allow")))
-			return
-		}
-		g.writeProblem(w, r, newProblem(http.StatusNotFound, "not_found", "there is no such path", "/openapi.json lists all paths"))
-	})
-}
-
 type discardResponse struct {
 	header http.Header
 	status int
@@ -302,7 +275,7 @@ type response struct {
 	http.ResponseWriter
 	status int
 	unread bool
-	// releaseSlot gives back the request's slot of limitRequests. It may be
+	// releaseSlot gives back the request's slot of maxRequests. It may be
 	// called twice.
 	releaseSlot func()
 }
@@ -331,7 +304,7 @@ func (r *response) startAnswer(status int) {
 	r.status = status
 	if r.unread {
 		r.Header().Set("Connection", "close")
-		_ = http.NewResponseController(r.ResponseWriter).SetReadDeadline(time.Unix(1, 0)) // guardRequests logs if this is impossible
+		_ = http.NewResponseController(r.ResponseWriter).SetReadDeadline(time.Unix(1, 0)) // protectRoutes logs if this is impossible
 	}
 	_ = http.NewResponseController(r.ResponseWriter).SetWriteDeadline(time.Now().Add(answerTime)) // likewise
 }

@@ -269,21 +269,20 @@ func TestBodiesAreReadBehindTokenAndSlot(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			entered, leave := make(chan struct{}), make(chan struct{})
 			mux := http.NewServeMux()
-			mux.HandleFunc("GET /wait", func(http.ResponseWriter, *http.Request) {
+			mux.HandleFunc("GET /sandboxes", func(http.ResponseWriter, *http.Request) {
 				entered <- struct{}{}
 				<-leave
 			})
 			mux.HandleFunc("POST /sessions", func(rw http.ResponseWriter, _ *http.Request) { rw.WriteHeader(422) })
 			mux.HandleFunc("GET /healthz", func(http.ResponseWriter, *http.Request) {})
 			mux.HandleFunc(uploadRoute, func(rw http.ResponseWriter, _ *http.Request) { rw.WriteHeader(404) })
-			g := w.server.guard
-			h := g.guardRequests(g.limitRequests(mux, g.readBodies(mux, g.routeRequests(mux))))
+			h := w.server.guard.protectRoutes(mux)
 			server := httptest.NewServer(h)
 			defer server.Close()
 			var held sync.WaitGroup
 			for range c.slots {
 				held.Go(func() {
-					_, _ = send(t.Context(), server.Client(), server.URL, aliceToken, "GET", "/wait", "")
+					_, _ = send(t.Context(), server.Client(), server.URL, aliceToken, "GET", "/sandboxes", "")
 				})
 				<-entered
 			}

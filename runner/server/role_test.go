@@ -120,8 +120,7 @@ func TestRouteWithoutRoleIsRefused(t *testing.T) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /forgotten", func(http.ResponseWriter, *http.Request) { t.Error("it was served") })
 	mux.HandleFunc("GET /sessions", func(http.ResponseWriter, *http.Request) {})
-	g := w.server.guard
-	h := g.guardRequests(g.authorize(mux, g.routeRequests(mux)))
+	h := w.server.guard.protectRoutes(mux)
 	for path, want := range map[string]int{"/forgotten": 403, "/sessions": 200} {
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, path, nil)
 		if err != nil {
