@@ -34,6 +34,18 @@ type TurnPath struct {
 
 type body[T any] struct{ Body T }
 
+// sessionRequest is a JSON request about a session.
+type sessionRequest[T any] struct {
+	SessionPath
+	Body T
+}
+
+// created is the answer about something new.
+type created[T any] struct {
+	Location string `header:"Location"`
+	Body     T
+}
+
 func registerRoutes(mux *http.ServeMux, d *diagnostics, resources ...resource) ([]byte, error) {
 	config := huma.DefaultConfig("Caisson", apiVersion)
 	config.Info.Description = apiText

@@ -99,11 +99,7 @@ func (a changesAPI) addOperations(o operations) {
 	huma.Register(o.api, o.newOperation(http.MethodPost, "/sessions/{id}/apply", "applyChanges", "Apply an overlay session's changes",
 		"A live session must be idle, and is ended first. A file that changed in the workspace since the session began is a conflict: then nothing is applied and 409 lists the conflicts, unless skip_conflicts applies the rest. Symlinks that lead out of the workspace are left out unless with_symlinks_out is set. Files that a git of the host would obey are never applied here.",
 		http.StatusOK, 404, 409, 410, 422),
-		func(ctx context.Context, in *struct {
-			SessionPath
-			Body ApplyRequest
-		},
-		) (*body[Applied], error) {
+		func(ctx context.Context, in *sessionRequest[ApplyRequest]) (*body[Applied], error) {
 			out, err := a.applyChanges(ctx, in.ID, in.Body)
 			return &body[Applied]{out}, err
 		})

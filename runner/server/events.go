@@ -76,7 +76,6 @@ A client that reconnects with Last-Event-ID, or ?after=, gets exactly the record
 type stream struct {
 	sessions *registry
 	id       string
-	dir      string // of the records
 	// feed is nil for sessions that are not live here.
 	feed  *feed
 	sub   *subscription
@@ -102,7 +101,7 @@ func (a *streamsAPI) streamEvents(ctx context.Context, in *eventsInput) (*huma.S
 	if err != nil {
 		return nil, err
 	}
-	st := &stream{sessions: a.sessions, id: in.ID, dir: dir, after: after}
+	st := &stream{sessions: a.sessions, id: in.ID, after: after}
 	if live := a.sessions.liveSession(in.ID); live != nil {
 		st.feed = live.feed
 	}

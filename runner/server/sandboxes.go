@@ -88,19 +88,12 @@ func (a sandboxesAPI) addOperations(o operations) {
 			Key  string `header:"Idempotency-Key" maxLength:"128" pattern:"^[!-~]*$" doc:"the same key gets the same sandbox as long as it is live"`
 			Body NewSandbox
 		},
-		) (*struct {
-			Location string `header:"Location"`
-			Body     Sandbox
-		}, error,
-		) {
+		) (*created[Sandbox], error) {
 			live, err := a.startOnce(ctx, in.Body, in.Key, clientOf(ctx))
 			if err != nil {
 				return nil, err
 			}
-			return &struct {
-				Location string `header:"Location"`
-				Body     Sandbox
-			}{"/sandboxes/" + live.id, a.sandboxView(live.sessionView(true), live)}, nil
+			return &created[Sandbox]{"/sandboxes/" + live.id, a.sandboxView(live.sessionView(true), live)}, nil
 		})
 	huma.Register(o.api, o.newOperation(http.MethodGet, "/sandboxes", "listSandboxes", "List live sandboxes",
 		"This server's live sandboxes, the newest first. GET /sessions also lists the others.", http.StatusOK),

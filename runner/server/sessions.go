@@ -27,20 +27,12 @@ func (a sessionsAPI) addOperations(o operations) {
 	a.addSkills(o)
 	huma.Register(o.api, o.newOperation(http.MethodPost, "/sessions", "startSession", "Start a session",
 		"Its container is created when the first turn begins.", http.StatusCreated, 422, 429, 503),
-		func(ctx context.Context, in *struct{ Body NewSession }) (*struct {
-			Location string `header:"Location"`
-			Body     Session
-		}, error,
-		) {
+		func(ctx context.Context, in *body[NewSession]) (*created[Session], error) {
 			live, err := a.sessions.startSession(ctx, in.Body, clientOf(ctx))
 			if err != nil {
 				return nil, err
 			}
-			out := &struct {
-				Location string `header:"Location"`
-				Body     Session
-			}{"/sessions/" + live.id, live.sessionView(true)}
-			return out, nil
+			return &created[Session]{"/sessions/" + live.id, live.sessionView(true)}, nil
 		})
 	huma.Register(o.api, o.newOperation(http.MethodGet, "/sessions", "listSessions", "List sessions",
 		"Live and ended sessions, including the ones of the same user's other Caissons, on workspaces at or below a root, the newest first.", http.StatusOK),
@@ -57,11 +49,7 @@ func (a sessionsAPI) addOperations(o operations) {
 		`Continues, under the same id, a session that has ended or whose process died, from its records. Calls that were under way get a result that reports the interruption, and are never run again. The sandbox is new.
 No turn begins: send a message, or continue if unfinished is true. 409: its process is alive (live), its records were changed (damaged) or are missing (no_records), or it can't be resumed for another reason, which the code names.`,
 		http.StatusOK, 404, 409, 422, 429, 503),
-		func(ctx context.Context, in *struct {
-			SessionPath
-			Body ResumeSession
-		},
-		) (*body[Session], error) {
+		func(ctx context.Context, in *sessionRequest[ResumeSession]) (*body[Session], error) {
 			live, err := a.sessions.resumeSession(ctx, in.ID, in.Body, clientOf(ctx))
 			if err != nil {
 				return nil, err

@@ -115,11 +115,7 @@ func (a turnsAPI) addOperations(o operations) {
 			TraceHeader
 			Body NewTurn
 		},
-		) (*struct {
-			Location string `header:"Location"`
-			Body     Started
-		}, error,
-		) {
+		) (*created[Started], error) {
 			if err := in.Body.check(); err != nil {
 				return nil, err
 			}
@@ -131,10 +127,7 @@ func (a turnsAPI) addOperations(o operations) {
 			if err != nil {
 				return nil, err
 			}
-			return &struct {
-				Location string `header:"Location"`
-				Body     Started
-			}{"/sessions/" + in.ID + "/turns/" + t.ID, Started{t.ID}}, nil
+			return &created[Started]{"/sessions/" + in.ID + "/turns/" + t.ID, Started{t.ID}}, nil
 		})
 	huma.Register(o.api, o.newOperation(http.MethodGet, "/sessions/{id}/turns/{turn}", "getTurn", "Look at a turn", "", http.StatusOK, 404),
 		func(_ context.Context, in *TurnPath) (*body[Turn], error) {
