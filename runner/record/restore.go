@@ -10,8 +10,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"syscall"
 )
 
@@ -45,7 +43,14 @@ func Restore(dir string, rec Record) (Record, error) {
 			rec.Payload = text.Bytes()
 			return rec, nil
 		}
-		if !replaceString(payload, strings.Split(v.Pointer, "/")[1:], text.String()) {
+		found := false
+		findStrings(payload, "", func(s stringAt) {
+			if s.pointer == v.Pointer {
+				found = true
+				s.set(text.String())
+			}
+		})
+		if !found {
 			return rec, fmt.Errorf("record %d: there is no %s in it", rec.Seq, v.Pointer)
 		}
 	}
@@ -80,41 +85,6 @@ func (v Spilled) copyTo(w io.Writer, dir string) error {
 		return fmt.Errorf("its value %s was changed: its size or hash differs from the record", v.Path)
 	}
 	return nil
-}
-
-// replaceString replaces the string at a JSON pointer (RFC 6901), given as its
-// tokens, and reports whether it exists.
-func replaceString(at any, tokens []string, value string) bool {
-	for i, token := range tokens {
-		last := i == len(tokens)-1
-		token = strings.NewReplacer("~1", "/", "~0", "~").Replace(token)
-		switch v := at.(type) {
-		case map[string]any:
-			next, ok := v[token]
-			if _, text := next.(string); !ok || last && !text {
-				return false
-			}
-			if last {
-				v[token] = value
-			}
-			at = next
-		case []any:
-			n, err := strconv.Atoi(token)
-			if err != nil || n < 0 || n >= len(v) {
-				return false
-			}
-			if _, text := v[n].(string); last && !text {
-				return false
-			}
-			if last {
-				v[n] = value
-			}
-			at = v[n]
-		default:
-			return false
-		}
-	}
-	return len(tokens) > 0
 }
 
 // OpenRegular opens a regular file for reading. It refuses pipes and devices,
