@@ -45,8 +45,9 @@ func (s *Set) Hide(res *http.Response, o rule.Origin) error {
 	hideHeader(res.Header, echoes)
 	res.Status = "" // the host chooses its text
 	coding := strings.ToLower(strings.Join(res.Header.Values("Content-Encoding"), ","))
-	hidden := &receivedBody{ReadCloser: res.Body, response: res, echoes: echoes}
-	hidden.filter.step = hidden.filterBytes
+	hidden := &receivedBody{response: res, echoes: echoes}
+	hidden.ReadCloser = res.Body
+	hidden.step = hidden.hideBytes
 	switch {
 	case res.StatusCode == http.StatusSwitchingProtocols:
 		if both, ok := res.Body.(io.ReadWriteCloser); ok {
@@ -96,20 +97,13 @@ func replaceEchoes(text []byte, echoes []echo) []byte {
 }
 
 type receivedBody struct {
-	io.ReadCloser
+	filter
 	response *http.Response // for its trailer
 	echoes   []echo
-	filter   filter
-	held     []byte
 }
 
-func (b *receivedBody) Read(p []byte) (int, error) {
-	return b.filter.readThrough(b.ReadCloser, p)
-}
-
-func (b *receivedBody) filterBytes(p []byte, err error) ([]byte, error) {
-	data := replaceEchoes(append(b.held, p...), b.echoes)
-	held := 0
+func (b *receivedBody) hideBytes(data []byte, _ int, err error) (held int, _ error) {
+	replaceEchoes(data, b.echoes)
 	if err == nil {
 		for _, e := range b.echoes {
 			held = max(held, matchBeginning(data, e.from, 1))
@@ -118,8 +112,7 @@ func (b *receivedBody) filterBytes(p []byte, err error) ([]byte, error) {
 	if errors.Is(err, io.EOF) {
 		hideHeader(b.response.Trailer, b.echoes)
 	}
-	b.held = slices.Clone(data[len(data)-held:])
-	return data[:len(data)-held], err
+	return held, err
 }
 
 // switchedBody is both directions of a connection that changed protocols.

@@ -132,23 +132,29 @@ func matchBeginning(text, want []byte, shortest int) int {
 	return 0
 }
 
-// filter passes a stream through step. step gets bytes as they arrive, with the
-// error behind them, and returns the bytes that are ready. It keeps back the rest,
-// unless there is an error, which it may replace.
+// filter passes a stream through step. step gets the bytes that were not passed on
+// yet, of which the last n have just arrived, and the error behind them. It may change
+// the bytes and the error, and returns how many bytes at the end to keep back.
 type filter struct {
-	step  func(p []byte, err error) (ready []byte, _ error)
+	io.ReadCloser
+	step  func(data []byte, n int, err error) (held int, _ error)
 	buf   [16 << 10]byte
+	held  []byte
 	ready []byte
 	err   error
 }
 
-func (f *filter) readThrough(r io.Reader, p []byte) (int, error) {
+func (f *filter) Read(p []byte) (int, error) {
 	for len(f.ready) == 0 {
 		if f.err != nil {
 			return 0, f.err
 		}
-		n, err := r.Read(f.buf[:])
-		f.ready, f.err = f.step(f.buf[:n], err)
+		n, err := f.ReadCloser.Read(f.buf[:])
+		data := append(f.held, f.buf[:n]...)
+		held, err := f.step(data, n, err)
+		f.ready = data[:len(data)-held]
+		f.held = slices.Clone(data[len(data)-held:])
+		f.err = err
 	}
 	n := copy(p, f.ready)
 	f.ready = f.ready[n:]
@@ -157,44 +163,36 @@ func (f *filter) readThrough(r io.Reader, p []byte) (int, error) {
 
 // sentBody is a request body, which must not hold a placeholder.
 type sentBody struct {
-	io.ReadCloser
+	filter
 	request   *http.Request // for its trailer
 	scan      scanner
 	misplaced func(*MisplacedError)
-	filter    filter
-	held      []byte
 }
 
 func newSentBody(s *Set, r *http.Request, misplaced func(*MisplacedError)) *sentBody {
-	b := &sentBody{ReadCloser: r.Body, request: r, scan: scanner{set: s}, misplaced: misplaced}
-	b.filter.step = b.filterBytes
+	b := &sentBody{request: r, scan: scanner{set: s}, misplaced: misplaced}
+	b.ReadCloser = r.Body
+	b.step = b.checkBytes
 	return b
 }
 
-func (b *sentBody) Read(p []byte) (int, error) {
-	return b.filter.readThrough(b.ReadCloser, p)
-}
-
-func (b *sentBody) filterBytes(p []byte, err error) ([]byte, error) {
-	if name := b.scan.scanBytes(p); name != "" {
-		return nil, b.refuseBody(&MisplacedError{Secret: name, Where: "body"})
+func (b *sentBody) checkBytes(data []byte, n int, err error) (held int, _ error) {
+	if name := b.scan.scanBytes(data[len(data)-n:]); name != "" {
+		return len(data), b.refuseBody(&MisplacedError{Secret: name, Where: "body"})
 	}
-	data := append(b.held, p...)
-	held := 0
 	if err == nil {
-		held = min(b.scan.countHeld(), len(data))
+		return min(b.scan.countHeld(), len(data)), nil
 	}
 	if errors.Is(err, io.EOF) {
 		for name, values := range b.request.Trailer {
 			for _, value := range values {
 				if e, ok := errors.AsType[*MisplacedError](b.scan.set.checkText(value, "trailer "+name)); ok {
-					return nil, b.refuseBody(e)
+					return len(data), b.refuseBody(e)
 				}
 			}
 		}
 	}
-	b.held = slices.Clone(data[len(data)-held:])
-	return data[:len(data)-held], err
+	return 0, err
 }
 
 func (b *sentBody) refuseBody(e *MisplacedError) error {
