@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/auth"
@@ -222,10 +223,14 @@ type redirect struct {
 	url, host string
 	metadata  *metadataReader
 	server    *http.Server
-	state     string
-	results   chan *auth.AuthorizationResult
-	begin     chan struct{}
-	failures  chan error
+	state     atomic.Pointer[string] // of the login, once it has begun
+	outcomes  chan outcome
+}
+
+// outcome is what a browser comes back with.
+type outcome struct {
+	result *auth.AuthorizationResult
+	err    error
 }
 
 // newRedirect listens only on 127.0.0.1.
@@ -237,7 +242,7 @@ func newRedirect(ctx context.Context, port int) (*redirect, error) {
 	}
 	r := &redirect{
 		host: l.Addr().String(), url: "http://" + l.Addr().String() + callbackPath,
-		results: make(chan *auth.AuthorizationResult, 1), failures: make(chan error, 1), begin: make(chan struct{}),
+		outcomes: make(chan outcome, 1),
 	}
 	r.server = &http.Server{Handler: r, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second, WriteTimeout: 5 * time.Second, MaxHeaderBytes: 32 << 10}
 	go func() { _ = r.server.Serve(l) }() // until closeListener
@@ -262,14 +267,12 @@ func (r *redirect) fetchCode(ctx context.Context, address string, o LoginOptions
 	if err != nil {
 		return nil, err
 	}
-	r.state = u.Query().Get("state")
-	close(r.begin)
+	state := u.Query().Get("state")
+	r.state.Store(&state)
 	o.Show(u.String(), issuer)
 	select {
-	case result := <-r.results:
-		return result, nil
-	case err := <-r.failures:
-		return nil, err
+	case out := <-r.outcomes:
+		return out.result, out.err
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
@@ -282,32 +285,28 @@ func (r *redirect) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("Referrer-Policy", "no-referrer")
 	q := req.URL.Query()
-	begun := false
-	select {
-	case <-r.begin:
-		begun = true
-	default:
-	}
+	state := r.state.Load()
 	switch {
 	case req.Method != http.MethodGet || req.URL.Path != callbackPath || req.Host != r.host:
 		http.Error(w, "not found", http.StatusNotFound)
-	case !begun || r.state == "" || q.Get("state") != r.state:
+		return
+	case state == nil || *state == "" || q.Get("state") != *state:
 		http.Error(w, "This is not the answer to the request of caisson.", http.StatusBadRequest)
-	case q.Get("code") == "":
+		return
+	}
+	out := outcome{result: &auth.AuthorizationResult{Code: q.Get("code"), State: q.Get("state"), Iss: q.Get("iss")}}
+	page := "The browser's part is done: your terminal shows the outcome. You can close this page."
+	if out.result.Code == "" {
 		reason := "without a code"
 		if code := q.Get("error"); errorCode().MatchString(code) {
 			reason = "with " + code
 		}
-		select {
-		case r.failures <- errors.New("the authorization server came back " + reason):
-		default: // it has answered
-		}
-		_, _ = fmt.Fprintln(w, "Signing in failed. You can close this page.")
-	default:
-		select {
-		case r.results <- &auth.AuthorizationResult{Code: q.Get("code"), State: q.Get("state"), Iss: q.Get("iss")}:
-		default: // it has answered
-		}
-		_, _ = fmt.Fprintln(w, "The browser's part is done: your terminal shows the outcome. You can close this page.")
+		out = outcome{err: errors.New("the authorization server came back " + reason)}
+		page = "Signing in failed. You can close this page."
 	}
+	select {
+	case r.outcomes <- out:
+	default: // it has answered
+	}
+	_, _ = fmt.Fprintln(w, page)
 }
