@@ -114,14 +114,13 @@ func NewDeclared(r commandRunner, d Declared, opts Options) (tools.Factory, erro
 	if d.Timeout > 0 && (opts.Timeout == 0 || d.Timeout < opts.Timeout) {
 		opts.Timeout = d.Timeout
 	}
-	base, err := New(r, opts)
+	shell, err := newShellTool(r, opts)
 	if err != nil {
 		return nil, err
 	}
-	made, _ := base().(*shellTool)
 	def := tools.Definition{
 		Name: d.Name, Description: d.Description, InputSchema: d.InputSchema, Class: cmp.Or(d.Class, tools.ClassExecute), Runs: tools.PlaceSandbox,
-		Timeout: made.def.Timeout, Parallel: d.Parallel, EnabledByDefault: true, RequiresAdmin: d.RequiresAdmin,
+		Timeout: shell.def.Timeout, Parallel: d.Parallel, EnabledByDefault: true, RequiresAdmin: d.RequiresAdmin,
 		Commands: d.inputCommands, ActsAs: func(json.RawMessage) []tools.Name { return []tools.Name{Name} },
 	}
 	if len(d.Template.Argv) > 0 {
@@ -130,9 +129,8 @@ func NewDeclared(r commandRunner, d Declared, opts Options) (tools.Factory, erro
 	if len(d.Paths) > 0 {
 		def.Paths = d.inputPaths
 	}
-	return func() tools.Tool {
-		return &declaredTool{Declared: d, shell: &shellTool{runner: made.runner, opts: made.opts, def: def}}
-	}, nil
+	shell.def = def
+	return func() tools.Tool { return &declaredTool{Declared: d, shell: shell} }, nil
 }
 
 type declaredTool struct {

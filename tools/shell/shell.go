@@ -1,6 +1,7 @@
 package shell
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -49,26 +50,29 @@ type Options struct {
 // New returns a factory for a shell tool that runs its commands with r. It returns
 // an error if r is nil or the options are invalid.
 func New(r commandRunner, opts Options) (tools.Factory, error) {
-	if r == nil {
+	s, err := newShellTool(r, opts)
+	if err != nil {
+		return nil, err
+	}
+	return func() tools.Tool {
+		one := *s
+		return &one
+	}, nil
+}
+
+func newShellTool(r commandRunner, opts Options) (*shellTool, error) {
+	opts.Timeout = cmp.Or(opts.Timeout, DefaultTimeout)
+	opts.Grace = cmp.Or(opts.Grace, sandbox.DefaultGrace)
+	opts.Mount = cmp.Or(opts.Mount, sandbox.WorkspaceDir)
+	switch {
+	case r == nil:
 		return nil, errors.New("make shell tool: no runner")
-	}
-	if opts.Timeout == 0 {
-		opts.Timeout = DefaultTimeout
-	}
-	if opts.Timeout < time.Second {
+	case opts.Timeout < time.Second:
 		return nil, fmt.Errorf("make shell tool: timeout is %v, must be at least 1s", opts.Timeout)
-	}
-	if opts.Grace < 0 {
+	case opts.Grace < 0:
 		return nil, fmt.Errorf("make shell tool: grace is %v, must not be negative", opts.Grace)
 	}
-	if opts.Grace == 0 {
-		opts.Grace = sandbox.DefaultGrace
-	}
-	if opts.Mount == "" {
-		opts.Mount = sandbox.WorkspaceDir
-	}
-	def := newDefinition(opts)
-	return func() tools.Tool { return &shellTool{runner: r, opts: opts, def: def} }, nil
+	return &shellTool{runner: r, opts: opts, def: newDefinition(opts)}, nil
 }
 
 type shellTool struct {
