@@ -188,17 +188,16 @@ type fileStream struct {
 	ended  bool
 }
 
-// Read continues where the last piece ended. After an error p must not be used
-// again; see [workspace.View.ReadInto].
+// Read continues where the last piece ended. p must not be empty.
 func (f *fileStream) Read(p []byte) (int, error) {
 	if f.ended {
 		return 0, io.EOF
 	}
-	got, err := f.reader.ReadInto(f.ctx, f.path, f.offset, p)
+	got, err := f.reader.ReadFile(f.ctx, f.path, f.offset, int64(len(p)))
 	if err != nil {
 		return 0, err
 	}
-	n := len(got.Data)
+	n := copy(p, got.Data)
 	f.offset += int64(n)
 	f.ended = !got.Truncated || n == 0
 	return n, nil

@@ -16,7 +16,6 @@ func BenchmarkRead4KiB(b *testing.B) {
 	l.file("x/y/f", strings.Repeat("x", 4096))
 	r := l.reader(ReaderOptions{})
 	ctx := context.Background()
-	buf := make([]byte, 4096)
 	b.Run("os.ReadFile", func(b *testing.B) {
 		for b.Loop() {
 			if _, err := os.ReadFile(l.path("x/y/f")); err != nil {
@@ -27,13 +26,6 @@ func BenchmarkRead4KiB(b *testing.B) {
 	b.Run("Reader.ReadFile", func(b *testing.B) {
 		for b.Loop() {
 			if _, err := r.ReadFile(ctx, "x/y/f", 0, 0); err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
-	b.Run("Reader.ReadInto", func(b *testing.B) {
-		for b.Loop() {
-			if _, err := r.ReadInto(ctx, "x/y/f", 0, buf); err != nil {
 				b.Fatal(err)
 			}
 		}

@@ -243,16 +243,6 @@ func TestUnreadableModes(t *testing.T) {
 	}
 }
 
-func TestReadIntoUsesTheBuffer(t *testing.T) {
-	l := newLayout(t)
-	l.file("f", "0123456789")
-	buf := make([]byte, 4)
-	f, err := l.reader(ReaderOptions{}).ReadInto(t.Context(), "f", 2, buf)
-	if err != nil || string(f.Data) != "2345" || &f.Data[0] != &buf[0] || !f.Truncated {
-		t.Errorf("ReadInto: %+v, %v", f, err)
-	}
-}
-
 func TestCancelledCallsGiveTheCause(t *testing.T) {
 	l := newLayout(t)
 	l.file("f", "x")

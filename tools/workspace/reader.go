@@ -233,7 +233,6 @@ type View interface {
 	List(ctx context.Context, path string, depth int) (Listing, error)
 	Search(ctx context.Context, path string, o SearchOptions) (SearchSummary, error)
 	ReadFile(ctx context.Context, path string, offset, most int64) (File, error)
-	ReadInto(ctx context.Context, path string, offset int64, buf []byte) (File, error)
 }
 
 var _ View = (*Reader)(nil)
@@ -249,24 +248,6 @@ func (r *Reader) ReadFile(ctx context.Context, path string, offset, most int64) 
 	if most == 0 || most > r.options.MaxFileBytes {
 		most = r.options.MaxFileBytes
 	}
-	return r.readFile(ctx, path, offset, func(rest int64) []byte {
-		// Files in /proc report a size of 0: leave room to find out.
-		return make([]byte, min(most, max(rest, 512)))
-	}, most)
-}
-
-// ReadInto is [Reader.ReadFile] into buf, up to its length; the File's Data is part
-// of buf. After an error buf must not be used again: a call that was given up may
-// still write to it.
-func (r *Reader) ReadInto(ctx context.Context, path string, offset int64, buf []byte) (File, error) {
-	f, err := r.readFile(ctx, path, offset, func(int64) []byte { return buf }, int64(len(buf)))
-	if r.remote != nil && f.Data != nil {
-		f.Data = buf[:copy(buf, f.Data)]
-	}
-	return f, err
-}
-
-func (r *Reader) readFile(ctx context.Context, path string, offset int64, buffer func(rest int64) []byte, most int64) (File, error) {
 	rel, e := r.prefixes.relativePath(path)
 	if e == nil && (offset < 0 || most < 0) {
 		e = &Error{Kind: KindInvalid, Path: path, Detail: "offset and limit must not be negative"}
@@ -274,33 +255,31 @@ func (r *Reader) readFile(ctx context.Context, path string, offset int64, buffer
 	if e != nil {
 		return File{}, e
 	}
-	if r.remote != nil {
-		return r.readRemote(ctx, path, rel, offset, most)
-	}
-	return runGuarded(ctx, r.guard, path, func(ctx context.Context) (File, error) {
-		n, info, err := r.tree.openFile(rel)
+	return runGuarded(ctx, r.guard, path, func(ctx context.Context) (f File, err error) {
+		if r.remote != nil {
+			f, err = r.remote.ReadFile(ctx, rel, offset, most)
+		} else {
+			f, err = r.tree.readFile(ctx, rel, offset, most)
+		}
 		if err != nil {
-			return File{}, newError(path, err)
+			return File{}, r.newError(path, err)
 		}
-		defer n.close()
-		info.Path = rel
-		f := File{Info: info, Offset: offset}
-		if err := f.readFrom(ctx, n, buffer(info.Size-offset), most); err != nil {
-			return File{}, newError(path, err)
-		}
+		f.Path = rel
+		f.Offset = offset
 		return f, nil
 	})
 }
 
-func (r *Reader) readRemote(ctx context.Context, path, rel string, offset, most int64) (File, error) {
-	return runGuarded(ctx, r.guard, path, func(ctx context.Context) (File, error) {
-		f, err := r.remote.ReadFile(ctx, rel, offset, most)
-		if err != nil {
-			return File{}, r.newError(path, err)
-		}
-		f.Path, f.Offset = rel, offset
-		return f, nil
-	})
+func (t *tree) readFile(ctx context.Context, rel string, offset, most int64) (File, error) {
+	n, info, err := t.openFile(rel)
+	if err != nil {
+		return File{}, err
+	}
+	defer n.close()
+	f := File{Info: info, Offset: offset}
+	// Files in /proc report a size of 0: leave room to find out.
+	buf := make([]byte, min(most, max(info.Size-offset, 512)))
+	return f, f.readFrom(ctx, n, buf, most)
 }
 
 // readFrom reads until buf is full, the file ends, or its known size is reached.

@@ -103,8 +103,3 @@ func (v *View) Search(ctx context.Context, path string, o workspace.SearchOption
 func (v *View) ReadFile(ctx context.Context, path string, offset, most int64) (workspace.File, error) {
 	return readThrough(ctx, v, func(w workspace.View) (workspace.File, error) { return w.ReadFile(ctx, path, offset, most) })
 }
-
-// ReadInto reads a piece of a file into a buffer.
-func (v *View) ReadInto(ctx context.Context, path string, offset int64, buf []byte) (workspace.File, error) {
-	return readThrough(ctx, v, func(w workspace.View) (workspace.File, error) { return w.ReadInto(ctx, path, offset, buf) })
-}

@@ -82,7 +82,3 @@ func (v *view) Search(ctx context.Context, path string, o workspace.SearchOption
 func (v *view) ReadFile(ctx context.Context, path string, offset, most int64) (workspace.File, error) {
 	return readUnlessEnded(v, func() (workspace.File, error) { return v.reader.ReadFile(ctx, path, offset, most) })
 }
-
-func (v *view) ReadInto(ctx context.Context, path string, offset int64, buf []byte) (workspace.File, error) {
-	return readUnlessEnded(v, func() (workspace.File, error) { return v.reader.ReadInto(ctx, path, offset, buf) })
-}

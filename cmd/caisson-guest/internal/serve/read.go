@@ -140,13 +140,7 @@ func lineOf(v any) []byte {
 }
 
 func (l *workspaceRead) sendFile(ctx context.Context, r *workspace.Reader, p string) (wire.ReadResult, error) {
-	var f workspace.File
-	var err error
-	if l.request.Most == 0 {
-		f, err = r.ReadInto(ctx, p, l.request.Offset, nil)
-	} else {
-		f, err = r.ReadFile(ctx, p, l.request.Offset, min(l.request.Most, wire.MaxReadBytes))
-	}
+	f, err := r.ReadFile(ctx, p, l.request.Offset, min(max(l.request.Most, 1), wire.MaxReadBytes))
 	if err != nil {
 		return wire.ReadResult{}, err
 	}
