@@ -9,12 +9,13 @@
 // [NewSandbox] starts a sandbox without a session. [Doctor] checks this machine.
 //
 // They need caisson-guest and, for the gvisor backend, runsc: beside the program, on
-// PATH, or named in [HostOptions]. In a module that requires this one, the first
-// command builds your program and a caisson-guest of the same version into bin. The
-// second adds runsc, which is a separate module:
+// PATH, or named in [HostOptions]. They must lie outside the workspace, where commands
+// could change them. In a module that requires this one, the first command installs
+// your program and a caisson-guest of the same version where go install puts programs.
+// The second adds runsc, which is a separate module:
 //
-//	CGO_ENABLED=0 go build -o bin/ . github.com/caisson-run/caisson/cmd/caisson-guest
-//	CGO_ENABLED=0 GOBIN=$PWD/bin go install github.com/caisson-run/caisson/sandbox/oci/runsc@latest
+//	CGO_ENABLED=0 go install . github.com/caisson-run/caisson/cmd/caisson-guest
+//	CGO_ENABLED=0 go install github.com/caisson-run/caisson/sandbox/oci/runsc@latest
 //
 // The docker and runc backends need only the first. In a checkout of this repository,
 // make build makes both programs.

@@ -58,9 +58,9 @@ func TestLibraryFromAnotherModule(t *testing.T) {
 				t.Fatal(err)
 			}
 			program := filepath.Join(dir, "bin", e.Name)
-			build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "./"+e.Name)
+			build := exec.CommandContext(t.Context(), "go", "install", "./"+e.Name, modulePath+"/cmd/caisson-guest") // as the package comment says
 			build.Dir = dir
-			build.Env = append(os.Environ(), "GOFLAGS=-mod=mod -trimpath")
+			build.Env = append(os.Environ(), "GOFLAGS=-mod=mod -trimpath", "CGO_ENABLED=0", "GOBIN="+filepath.Dir(program))
 			if out, err := build.CombinedOutput(); err != nil {
 				t.Fatalf("build: %v\n%s\n%s", err, out, text.String())
 			}
