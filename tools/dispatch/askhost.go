@@ -15,7 +15,6 @@ import (
 // HostQuestion asks about a host and port that a command wants to connect to and
 // that no rule covers. Host is canonical.
 type HostQuestion struct {
-	// CallID is the command's call.
 	CallID string `json:"-"`
 	Host   string `json:"host"`
 	// Display is the Unicode form of Host, or "" if it is the same.

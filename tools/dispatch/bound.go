@@ -20,10 +20,8 @@ const (
 	maxBlocks      = 64
 )
 
-// room is the space left in a result.
 type room struct{ bytes, chars, images, imageBytes int }
 
-// takeText returns as much of s as there is room for.
 func (r *room) takeText(s string) (text string, cut bool) {
 	text = s
 	head, tail := utf8text.SplitChars(s, r.chars)
@@ -90,7 +88,6 @@ func boundBlocks(blocks []tools.Block, limit, chars int) (bounded []tools.Block,
 	return bounded, cut
 }
 
-// blocksSize returns the bytes of a result.
 func blocksSize(blocks []tools.Block) int {
 	n := 0
 	for _, b := range blocks {
@@ -99,7 +96,6 @@ func blocksSize(blocks []tools.Block) int {
 	return n
 }
 
-// blocksText joins the text of a result.
 func blocksText(blocks []tools.Block) string {
 	var texts []string
 	for _, b := range blocks {

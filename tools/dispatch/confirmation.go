@@ -144,7 +144,6 @@ func grantKey(p *pending, workspace string) (approval.Grant, bool) {
 	return key, err == nil
 }
 
-// denialOf returns the failure of a denied call, or nil for an allow.
 func denialOf(d approval.Decision) *tools.Error {
 	if d == approval.DecisionAllow {
 		return nil
@@ -152,7 +151,6 @@ func denialOf(d approval.Decision) *tools.Error {
 	return &tools.Error{Class: tools.ErrorUserDenied, Reason: "user", Message: "The user denied this operation.", Visible: true}
 }
 
-// describeCall returns what a person is asked about a call.
 func (r *round) describeCall(p *pending) approval.Confirmation {
 	input, hidden := inputForDisplay(p.call.Input)
 	paths, hiddenPath := p.pathsForDisplay()
@@ -193,7 +191,6 @@ func (r *round) describeCall(p *pending) approval.Confirmation {
 	return c
 }
 
-// describeDefinition adds what a tool's server declares.
 func (r *round) describeDefinition(p *pending, c *approval.Confirmation) {
 	def := p.tool.Definition
 	text, hidden := tools.DisplayLines(utf8text.Repair(def.Description))
@@ -266,7 +263,6 @@ func (r *round) waitForConfirmation(p *pending) *tools.Error {
 	return p.confirm.fail
 }
 
-// followLeader applies the answer to an earlier call of the round.
 func (r *round) followLeader(p *pending, leader *confirmation) *tools.Error {
 	by := leader.by
 	switch by {
@@ -363,7 +359,6 @@ func (r *round) recordUserAnswer(p *pending, first approval.Reply, a approval.An
 	return fail
 }
 
-// applyOnPrompt applies OnPrompt to a call if nobody can be asked.
 func (r *round) applyOnPrompt(p *pending) *tools.Error {
 	first := approval.Reply{By: approval.ByOnPrompt}
 	if r.d.opts.OnPrompt == OnPromptAllow {
@@ -379,7 +374,6 @@ func (r *round) applyOnPrompt(p *pending) *tools.Error {
 	return firstOf(fail, &tools.Error{Class: tools.ErrorPermissionDenied, Reason: "no_approver", Message: message, Visible: true})
 }
 
-// countUnapproved counts a call that was refused for lack of an approver.
 func (r *round) countUnapproved(d approval.Decision) {
 	if d == approval.DecisionAllow {
 		return

@@ -47,10 +47,8 @@ func callGuarded(f func()) (err error) {
 // errAbandoned means that a tool didn't return after it was cancelled.
 var errAbandoned = errors.New("tool did not stop in time and was abandoned")
 
-// errNoReturn means that a tool ended its goroutine.
 var errNoReturn = errors.New("tool ended its goroutine without returning")
 
-// executeCall runs a call that holds its slot, and ends it.
 func (r *round) executeCall(p *pending) {
 	<-p.ticket.after
 	if err := context.Cause(r.ctx); err != nil {
@@ -101,7 +99,6 @@ func removedError(p *pending) *tools.Error {
 	}
 }
 
-// isRemoved reports whether the call's tool was unregistered.
 func (p *pending) isRemoved() bool {
 	select {
 	case <-p.tool.Removed():
@@ -237,10 +234,8 @@ func (r *round) completeCall(p *pending, out tools.Output, diff string, took tim
 	_ = r.emit(done)
 }
 
-// refuseCall ends a call that did not run.
 func (r *round) refuseCall(p *pending, fail *tools.Error) { r.failCall(p, fail, tools.Output{}, 0) }
 
-// failCall ends a call that did not run to its end.
 func (r *round) failCall(p *pending, fail *tools.Error, out tools.Output, took time.Duration) {
 	p.ended = true
 	message, id := r.failureMessage(p, fail)
@@ -270,7 +265,6 @@ func (r *round) failCall(p *pending, fail *tools.Error, out tools.Output, took t
 	})
 }
 
-// maxMessageBytes bounds a failure's sentence.
 const maxMessageBytes = 4 << 10
 
 const maxMessagePartBytes = 400
@@ -348,14 +342,12 @@ func (r *round) tamperedError(p *pending) *tools.Error {
 // isIntact reports whether the call's input is still what was checked.
 func (p *pending) isIntact() bool { return hashInput(p.call.Input) == p.hash }
 
-// randomHex returns n random bytes in hex.
 func randomHex(n int) string {
 	b := make([]byte, n)
 	_, _ = rand.Read(b)
 	return hex.EncodeToString(b)
 }
 
-// hashInput returns the hex SHA-256 of a canonical input.
 func hashInput(canonical []byte) string {
 	sum := sha256.Sum256(canonical)
 	return hex.EncodeToString(sum[:])

@@ -76,7 +76,6 @@ func (r *round) projectCall(p *pending, timeout time.Duration) tools.Projection 
 	}
 }
 
-// logProjectionError logs why a call has no diff.
 func (r *round) logProjectionError(call tools.Call, err error) {
 	level := zap.DebugLevel
 	if _, broken := errors.AsType[*panicError](err); broken || errors.Is(err, errNoReturn) {

@@ -44,11 +44,10 @@ type pending struct {
 	// dangerous is the dangerous part of a command, safe for display, or "". Only
 	// an answer to this very command allows it.
 	dangerous string
-	// confirm is set if the call needs an answer.
-	confirm *confirmation
-	ticket  *ticket
-	ended   bool // during the scan
-	result  tools.Result
+	confirm   *confirmation
+	ticket    *ticket
+	ended     bool // during the scan
+	result    tools.Result
 }
 
 // Round runs all calls of one assistant message and returns one result each, in
@@ -123,8 +122,6 @@ func (r *round) emit(ev Event) error {
 	return err
 }
 
-// scanCall checks a call's name, input, paths and policy. If it fails, the call has
-// ended.
 func (r *round) scanCall(p *pending) {
 	var fail *tools.Error
 	if err := callGuarded(func() { fail = r.checkCall(p) }); err != nil {
@@ -230,8 +227,6 @@ func (r *round) raiseMode(p *pending, v policy.Verdict) policy.Verdict {
 	return v
 }
 
-// runAll runs the calls that have not ended, each in its own goroutine, and waits
-// for all.
 func (r *round) runAll(all []*pending) {
 	var open []*pending
 	var arrivals []arrival
@@ -277,7 +272,6 @@ func (r *round) runCall(p *pending) {
 	r.executeCall(p)
 }
 
-// cancelledError is the failure of a call that was stopped from outside.
 func (r *round) cancelledError(cause error) *tools.Error {
 	fail := &tools.Error{Class: tools.ErrorCancelled, Message: "Cancelled.", Visible: true, Err: cause}
 	if r.fatalError() != nil {
@@ -286,7 +280,6 @@ func (r *round) cancelledError(cause error) *tools.Error {
 	return fail
 }
 
-// rejectInput ends a call whose input fails the schema.
 func (r *round) rejectInput(p *pending, problems []string) {
 	p.ended = true
 	for i, problem := range problems {
@@ -298,7 +291,6 @@ func (r *round) rejectInput(p *pending, problems []string) {
 	_ = r.emit(InputInvalid{CallID: p.call.ID, Name: p.call.Name, Errors: problems})
 }
 
-// warn tells operators and users of a fact.
 func (r *round) warn(p *pending, message string, fields ...zap.Field) {
 	r.d.log.Warn(message, append(fields, zap.String("call", p.call.ID), zap.String("tool", string(p.call.Name)))...)
 	_ = r.emit(Warning{CallID: p.call.ID, Message: message})
@@ -409,7 +401,6 @@ func unknownTool(name tools.Name, offered []tools.Definition) *tools.Error {
 	return &tools.Error{Class: tools.ErrorNotFound, Reason: "unknown_tool", Message: message, Visible: true}
 }
 
-// hintAtTools suggests tools for an unknown name, or returns "".
 func hintAtTools(name tools.Name, offered []tools.Definition) string {
 	var names, equivalent []tools.Name
 	for _, def := range offered {

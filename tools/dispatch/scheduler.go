@@ -143,7 +143,6 @@ type arrival struct {
 	ready bool
 }
 
-// addCalls adds calls in order, and starts those that can.
 func (s *scheduler) addCalls(calls []arrival) []*ticket {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -206,7 +206,6 @@ func (a *patchApplier) undo(parent context.Context, p *plan, steps []step, cause
 	return tools.Output{FilesModified: changed}, !lost, fail
 }
 
-// isLost reports whether the sandbox is lost, which ends the run.
 func isLost(err error) bool {
 	return errors.Is(err, tools.ErrSandboxLost) || errors.Is(err, tools.ErrSandboxStart)
 }
@@ -257,7 +256,6 @@ func (p *plan) createdDirectories(ctx context.Context, r workspace.View) []strin
 	return left
 }
 
-// output describes what was done, one line per file, and what was tolerated.
 func (p *plan) output() tools.Output {
 	var b strings.Builder
 	b.WriteString("Applied the patch:\n")

@@ -11,7 +11,6 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// changer is one execution of write_file, patch_file or delete_file.
 type changer struct {
 	def    tools.Definition
 	kind   workspace.OpKind

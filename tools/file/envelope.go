@@ -6,7 +6,6 @@ import (
 	"sync"
 )
 
-// action is what a section does.
 type action string
 
 const (
@@ -19,9 +18,8 @@ const (
 type section struct {
 	action action
 	path   string
-	// to is the new path of a moved file.
-	to   string
-	line int
+	to     string
+	line   int
 	// lines are an added file's lines. open means that the last has no newline.
 	lines []string
 	open  bool
@@ -33,8 +31,7 @@ type hunk struct {
 	// anchors are lines of the file, in order. The hunk comes at or after the last.
 	anchors []string
 	lines   []hunkLine
-	// atEnd reports whether the hunk ends the file.
-	atEnd bool
+	atEnd   bool
 	// oldOpen and newOpen mean that the last old or new line has no newline.
 	oldOpen, newOpen bool
 }
@@ -201,7 +198,6 @@ func (e *envelope) checkRest(closers []string) error {
 	return nil
 }
 
-// readSection reads one file, starting at its header.
 func (e *envelope) readSection(name, path string) (section, error) {
 	s := section{path: path, line: e.at + 1}
 	e.at++
@@ -262,7 +258,6 @@ func isNoNewline(line string) bool {
 	return strings.HasPrefix(line, `\ No newline`)
 }
 
-// readUpdated reads an optional new path, and hunks.
 func (e *envelope) readUpdated(s *section) error {
 	if e.at < len(e.lines) {
 		if name, to, _ := parseHeader(e.lines[e.at]); name == headerMove {
@@ -349,7 +344,6 @@ func (e *envelope) readHunk() (hunk, error) {
 // end.
 const blankLine = 0
 
-// keepBlankLines turns empty lines into context, except at the end.
 func (h *hunk) keepBlankLines() {
 	for len(h.lines) > 0 && h.lines[len(h.lines)-1].op == blankLine {
 		h.lines = h.lines[:len(h.lines)-1]

@@ -116,7 +116,6 @@ func (in grepInput) compilePattern() (*regexp.Regexp, error) {
 	return re, nil
 }
 
-// matcher searches files concurrently.
 type matcher struct {
 	re       *regexp.Regexp
 	literals []literal
@@ -203,7 +202,6 @@ func (m *matcher) searchData(ctx context.Context, data []byte, r *fileMatches) {
 	}
 }
 
-// grepped is the result of a grep, built file by file.
 type grepped struct {
 	out   strings.Builder
 	found int

@@ -67,7 +67,6 @@ const (
 	looseMarks
 )
 
-// words says what was ignored.
 func (l looseness) words() string {
 	switch l {
 	case looseEnds:
@@ -151,8 +150,7 @@ type patcher struct {
 	doc  document
 	work int
 	// forms caches the document's lines, normalized for each looseness.
-	forms [looseMarks + 1][]string
-	// loosest is the loosest comparison needed so far.
+	forms   [looseMarks + 1][]string
 	loosest looseness
 }
 
@@ -244,7 +242,6 @@ func (p *patcher) findSpots(i int, h *hunk) ([]int, error) {
 	return nil, p.hunkError(i, h, "0 matches for its lines%s", p.nearestHint(old))
 }
 
-// insertionSpots places a hunk that only adds lines.
 func (p *patcher) insertionSpots(i int, h *hunk) ([]int, error) {
 	switch {
 	case len(h.anchors) > 0:
@@ -275,7 +272,6 @@ func (p *patcher) normalizedLines(l looseness) []string {
 	return p.forms[l]
 }
 
-// countComparisons fails if the comparisons exceed matchWork.
 func (p *patcher) countComparisons(n int) error {
 	if p.work += n; p.work > matchWork {
 		return refuse("too_large", "%s: finding the places of the patch takes too long; use fewer or more telling lines, or write the file anew. Nothing was changed.", shown(p.path))
@@ -283,7 +279,6 @@ func (p *patcher) countComparisons(n int) error {
 	return nil
 }
 
-// findMatches returns the lines where old occurs.
 func (p *patcher) findMatches(old []string, l looseness) ([]int, error) {
 	want := make([]string, len(old))
 	for i, line := range old {
@@ -348,7 +343,6 @@ func (p *patcher) anchorLines(a string) []int {
 	return begun
 }
 
-// afterAnchors keeps the first match at or after each place of the anchors.
 func (p *patcher) afterAnchors(i int, h *hunk, all []int) ([]int, error) {
 	ends := p.findAnchors(h.anchors)
 	if len(ends) == 0 {
@@ -469,7 +463,6 @@ func listAnchors(anchors []string) string {
 	return " " + strings.Join(quoted, ", ")
 }
 
-// hunkError returns an error about hunk i. A negative i leaves out its number.
 func (p *patcher) hunkError(i int, h *hunk, format string, args ...any) error {
 	name := "a hunk"
 	if i >= 0 {

@@ -6,7 +6,6 @@ import (
 	"maps"
 )
 
-// pathAliases adds other tools' names for a path argument to more.
 func pathAliases(more map[string]string) map[string]string {
 	all := map[string]string{"file_path": "path", "filePath": "path", "filename": "path", "file": "path", "target_file": "path"}
 	maps.Copy(all, more)

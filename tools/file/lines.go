@@ -31,7 +31,6 @@ type window struct {
 	numbers bool
 }
 
-// view is the text in a window.
 type view struct {
 	text strings.Builder
 	last int // the last line shown, or 0

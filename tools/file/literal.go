@@ -7,7 +7,6 @@ import (
 	"unicode/utf8"
 )
 
-// maxLiterals bounds the literals that a pattern is searched by.
 const maxLiterals = 8
 
 // literal is a text that matches contain.

@@ -148,7 +148,6 @@ func (p *plan) moveFile(ctx context.Context, r workspace.View, s section, t *tar
 	return p.setAfter(to, after)
 }
 
-// targetFor returns the path's target. It reads the file the first time.
 func (p *plan) targetFor(ctx context.Context, r workspace.View, name string) (*target, error) {
 	real, err := workspace.FollowLink(ctx, r, name, true)
 	if err != nil {
@@ -259,7 +258,6 @@ func (p *plan) projection() tools.Projection {
 	return tools.Projection{Diff: b.String(), State: p.stateID()}
 }
 
-// newFileMode is the mode of written files.
 const newFileMode = 0o644
 
 // needsRename reports whether a moved file has a mode to keep. Other files are

@@ -24,8 +24,7 @@ var errSearchTime = errors.New("search took too long")
 type search struct {
 	reader workspace.View
 	// start is a cleaned path relative to the workspace.
-	start string
-	// ignored includes .git and files that .gitignore excludes.
+	start   string
 	ignored bool
 }
 
@@ -57,7 +56,6 @@ func searchSummary(raw json.RawMessage) string {
 
 type outcome struct {
 	workspace.SearchSummary
-	// late reports whether searchTime stopped it.
 	late bool
 }
 

@@ -21,7 +21,6 @@ type commandRule struct {
 	mode    Mode
 }
 
-// parseCommands parses [Policy].Commands, sorted by text.
 func parseCommands(entries map[string]Mode) ([]commandRule, error) {
 	rules := make([]commandRule, 0, len(entries))
 	for _, text := range slices.Sorted(maps.Keys(entries)) {

@@ -152,7 +152,6 @@ func argMatches(alternatives []globPattern, arg string) bool {
 	return false
 }
 
-// isCluster reports whether a word begins like short flags.
 func isCluster(word string) bool {
 	return strings.HasPrefix(word, "-") && !strings.HasPrefix(word, "--")
 }

@@ -163,7 +163,6 @@ func (p Policy) DecideCall(danger DangerMatcher, def tools.Definition, workspace
 	return p.decideSituation(s)
 }
 
-// situation is a call that the layers of a policy decide about.
 type situation struct {
 	def       tools.Definition
 	workspace string

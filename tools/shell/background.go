@@ -65,7 +65,6 @@ func (s *shellTool) startBackground(ctx context.Context, cmd Command, shown stri
 	}, nil
 }
 
-// formatSentence capitalises s and adds a period.
 func formatSentence(s string) string {
 	if s == "" {
 		return ""

@@ -128,7 +128,6 @@ func (t Template) checkPrograms() error {
 
 func variableName(name string) string { return "ARG_" + strings.ToUpper(name) }
 
-// dashError reports a value that a program could take for an option.
 type dashError struct{ name, value string }
 
 func (e *dashError) Error() string {

@@ -19,7 +19,6 @@ import (
 // sorted by name; beyond it, the file system chooses which names are seen.
 const maxDirNames = 1 << 18
 
-// maxIncomplete bounds the directories that a result names as incomplete.
 const maxIncomplete = 20
 
 // dirName is a name in a directory, with its type if the directory tells it.
@@ -28,16 +27,13 @@ type dirName struct {
 	typ  Type
 }
 
-// dirNameBytes is roughly a dirName's memory, without the name.
 const dirNameBytes = 32
 
-// hasName reports whether names, which are sorted, hold name.
 func hasName(names []dirName, name string) bool {
 	_, ok := slices.BinarySearchFunc(names, name, func(d dirName, name string) int { return cmp.Compare(d.name, name) })
 	return ok
 }
 
-// firstNames sorts names and keeps the first of them.
 func firstNames(names []dirName, keep int) (first []dirName, cut bool) {
 	slices.SortFunc(names, func(a, b dirName) int { return cmp.Compare(a.name, b.name) })
 	if len(names) > keep {

@@ -28,8 +28,7 @@ type Info struct {
 	Path string
 	Type Type
 	// Target is the unresolved target of a symlink. Only Lstat sets it.
-	Target string
-	// Size is in bytes and meaningful for files.
+	Target  string
 	Size    int64
 	Mode    fs.FileMode
 	ModTime time.Time

@@ -66,12 +66,10 @@ type Change struct {
 	// PathBytes and ToBytes are as in [Op].
 	PathBytes []byte `json:"path_bytes,omitempty"`
 	ToBytes   []byte `json:"to_bytes,omitempty"`
-	// Created reports whether Path is new.
-	Created bool `json:"created,omitempty"`
+	Created   bool   `json:"created,omitempty"`
 	// Bytes is the file's size after the change.
-	Bytes int64 `json:"bytes"`
-	// Replacements is the number of places that a patch changed.
-	Replacements int `json:"replacements,omitempty"`
+	Bytes        int64 `json:"bytes"`
+	Replacements int   `json:"replacements,omitempty"`
 	// Removed is the number of files and directories that a delete removed.
 	Removed int `json:"removed,omitempty"`
 	// Mode is the twelve mode bits of a directory before its mode was set.

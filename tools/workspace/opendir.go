@@ -41,7 +41,6 @@ func OpenDir(path string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), abs), nil
 }
 
-// openNoLinks opens an absolute path, following only symlinks of the system.
 func openNoLinks(abs string) (int, error) {
 	for range maxLinks {
 		fd, instead, err := openByName(abs)

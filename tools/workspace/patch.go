@@ -67,7 +67,6 @@ func findOccurrences(text, old []byte) []int {
 	return at
 }
 
-// lineList names the lines of the first few of the ascending offsets.
 func lineList(text []byte, at []int) string {
 	const most = 10
 	var lines []string
@@ -84,7 +83,6 @@ func lineList(text []byte, at []int) string {
 	return strings.Join(lines, ", ")
 }
 
-// noMatchHint suggests why Old was not found.
 func (op Op) noMatchHint(before []byte) string {
 	switch {
 	case len(before) == 0:

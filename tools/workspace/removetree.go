@@ -209,7 +209,6 @@ func (r *removal) enterDirectory(name string) error {
 	return nil
 }
 
-// leaveDirectory goes back up and removes the directory that it came from.
 func (r *removal) leaveDirectory() error {
 	last := r.frames[len(r.frames)-1]
 	r.frames = r.frames[:len(r.frames)-1]

@@ -92,7 +92,6 @@ type ScanEntry struct {
 
 	path []byte
 	base int
-	// read is set if the metadata was read with the batch.
 	read *statRead
 	stat func(name string) (ScanStat, error)
 }
@@ -137,22 +136,19 @@ type ScanStat struct {
 const (
 	// batchBytes is the size of the entries read at once. Each level of the tree
 	// holds at most one batch of directories.
-	batchBytes = 8 << 10
-	// maxScanners bounds the directories that are scanned at once.
+	batchBytes  = 8 << 10
 	maxScanners = 4
 	// maxHandOver is the depth below which nothing is handed over: each goroutine
 	// holds all directories above its own.
 	maxHandOver = 64
 )
 
-// scanBatch holds entries that were read at once, and their metadata if wanted.
 type scanBatch struct {
 	buf   [batchBytes]byte
 	names []dirName
 	stats []statRead
 }
 
-// batches are the unused ones.
 var batches = sync.Pool{New: func() any { return new(scanBatch) }}
 
 // Scan visits every entry below path, however many there are. It keeps nothing of
@@ -372,7 +368,6 @@ func (s *scan) scanBelow(ctx context.Context, dir *scanDir, below []belowDir) er
 	return nil
 }
 
-// handOver lets another goroutine scan directories in dir, if one may start.
 func (s *scan) handOver(ctx context.Context, dir *scanDir, below []belowDir) bool {
 	select {
 	case s.scanners <- struct{}{}:
@@ -429,7 +424,6 @@ func (s *scan) pushName(name string) {
 	s.path = append(s.path, name...)
 }
 
-// visitBatch visits a batch of entries and returns the names to enter.
 func (s *scan) visitBatch(ctx context.Context, dir *scanDir, d *ScanDirectory, batch *scanBatch) (enter []string) {
 	length := len(s.path)
 	e := ScanEntry{Dir: d, stat: func(name string) (ScanStat, error) {
@@ -486,7 +480,6 @@ func (s *scan) openDirectory(ctx context.Context, parent *scanDir, name string) 
 	return dir, func() { s.opened--; undo() }, err
 }
 
-// reportUnread reports the current directory, unless the scan itself has ended.
 func (s *scan) reportUnread(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)

@@ -17,10 +17,8 @@ const (
 	// remoteSearchers replaces maxSearchers if each read is a request to another
 	// process, which may be far away.
 	remoteSearchers = 24
-	// searchFiles is the number of files that one goroutine reads in a row.
-	searchFiles = 32
-	// searchDirText bounds the bytes of one directory's names.
-	searchDirText = 8 << 20
+	searchFiles     = 32
+	searchDirText   = 8 << 20
 	// searchAhead bounds the bytes that were read ahead and not visited yet.
 	searchAhead  = 4 << 20
 	searchBuffer = 64 << 10
@@ -268,7 +266,6 @@ func (s *searcher) runPieces(ctx context.Context) {
 	}
 }
 
-// takePiece returns the first untaken piece, or nil.
 func (s *searcher) takePiece() *piece {
 	for len(s.open) > 0 {
 		top := len(s.open) - 1
@@ -313,7 +310,6 @@ func (s *searcher) runPiece(ctx context.Context, p *piece, buf []byte) []byte {
 	return buf
 }
 
-// closeDone closes a directory if nothing in it is left to do.
 func (s *searcher) closeDone(d *searchDir) {
 	if d.undone == 0 {
 		delete(s.held, d)
@@ -321,7 +317,6 @@ func (s *searcher) closeDone(d *searchDir) {
 	}
 }
 
-// listDirectory reads a directory and divides its entries into pieces.
 func (s *searcher) listDirectory(ctx context.Context, d *searchDir) {
 	var above *dirHandle
 	if d.parent != nil {

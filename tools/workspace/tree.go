@@ -132,7 +132,6 @@ func (t *tree) openDir(rel string, follow bool) (int, error) {
 	return openForReading(fd)
 }
 
-// openDirAt opens the directory name in at for reading. It may not be a symlink.
 func openDirAt(at int, name string) (int, error) {
 	fd, err := openat(at, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW)
 	if err != nil {
@@ -290,7 +289,6 @@ func (t *tree) openFile(rel string) (node, Info, error) {
 	return asRegular(t.openPath(rel, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY))
 }
 
-// asRegular returns fd as a node, or closes it if it is not a regular file.
 func asRegular(fd int, err error) (node, Info, error) {
 	if err != nil {
 		return node{}, Info{}, err

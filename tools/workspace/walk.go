@@ -86,7 +86,6 @@ func (w *walk) closeTo(n int) {
 	w.dirs = w.dirs[:n]
 }
 
-// reopenHeld opens a held directory again, with flags.
 func (w *walk) reopenHeld(dir, flags int) (int, error) {
 	return openat(dir, ".", flags)
 }
@@ -149,7 +148,6 @@ func (w *walk) openLast(dir, found int, name string, typ Type, flags int) (int, 
 	return fd, nil
 }
 
-// readTarget reads a symlink and counts it.
 func (w *walk) readTarget(fd int) (string, error) {
 	if w.links++; w.links > maxLinks {
 		return "", unix.ELOOP
@@ -157,7 +155,6 @@ func (w *walk) readTarget(fd int) (string, error) {
 	return readLink(fd, "")
 }
 
-// joinTarget returns the remaining path after a symlink.
 func joinTarget(target, after string, more bool) (string, error) {
 	switch {
 	case target == "":

@@ -206,7 +206,6 @@ func (p dirEntry) fillTemp(fd int, content []byte) error {
 	return err
 }
 
-// renameAt renames. With mustBeNew it fails with EEXIST rather than replace.
 func renameAt(fromDir int, from string, toDir int, to string, mustBeNew bool) error {
 	if !mustBeNew {
 		return retry(func() error { return unix.Renameat(fromDir, from, toDir, to) })
