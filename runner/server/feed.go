@@ -104,12 +104,11 @@ func (f *feed) closeFeed() {
 	}
 }
 
-// lastSeq returns the number of the last record, and whether the session has
-// ended.
-func (f *feed) lastSeq() (seq int64, ended bool) {
+// lastSeq returns the number of the last record.
+func (f *feed) lastSeq() int64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.seq, f.ended
+	return f.seq
 }
 
 // takeDeltas returns the live output that waits for a reader, the number of the

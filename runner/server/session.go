@@ -325,14 +325,13 @@ func (s *session) currentState() State {
 
 func (s *session) sessionView(whole bool) Session {
 	st, state := s.run.Status(), s.currentState()
-	seq, _ := s.feed.lastSeq()
 	s.mu.Lock()
 	title := s.title
 	s.mu.Unlock()
 	v := Session{
 		ID: s.id, State: state, Title: title, Begun: s.begun.UTC(),
 		Turn: st.Turn, Turns: &st.Turns, Usage: st.Usage, CostUSD: record.CostUSD(st.Usage.CostMicroUSD),
-		Waiting: len(s.confirmations.listPending()), Seq: seq, Over: st.Over,
+		Waiting: len(s.confirmations.listPending()), Seq: s.feed.lastSeq(), Over: st.Over,
 	}
 	s.recMu.Lock()
 	v.Spent = s.spent

@@ -18,8 +18,7 @@ import (
 // metrics are the instruments: version 1.41 of the conventions', and four from
 // the version after it, which have no predecessor.
 type metrics struct {
-	operation, firstChunk, agent, tool metric.Float64Histogram
-	tokens, modelCalls, toolCalls      metric.Int64Histogram
+	operation, firstChunk, agent, tool, tokens, modelCalls, toolCalls metric.Float64Histogram
 }
 
 // The conventions' bucket bounds, except callBounds, which is ours.
@@ -29,31 +28,26 @@ var (
 	callBounds   = []float64{1, 2, 4, 8, 16, 32, 64, 128, 256, 512}
 )
 
-func (e *Exporter) newMetrics(version string) (metrics, error) {
+func (e *Exporter) newMetrics() (metrics, error) {
 	var provider metric.MeterProvider = noop.NewMeterProvider()
 	if e.meters != nil {
 		provider = e.meters
 	}
-	meter := provider.Meter(scope, metric.WithInstrumentationVersion(version), metric.WithSchemaURL(schemaURL))
+	meter := provider.Meter(scope, metric.WithInstrumentationVersion(e.version), metric.WithSchemaURL(schemaURL))
 	var errs []error
-	seconds := func(name, description string) metric.Float64Histogram {
-		h, err := meter.Float64Histogram(name, metric.WithUnit("s"), metric.WithDescription(description), metric.WithExplicitBucketBoundaries(secondBounds...))
-		errs = append(errs, err)
-		return h
-	}
-	counts := func(name, unit, description string, bounds []float64) metric.Int64Histogram {
-		h, err := meter.Int64Histogram(name, metric.WithUnit(unit), metric.WithDescription(description), metric.WithExplicitBucketBoundaries(bounds...))
+	histogram := func(name, unit, description string, bounds []float64) metric.Float64Histogram {
+		h, err := meter.Float64Histogram(name, metric.WithUnit(unit), metric.WithDescription(description), metric.WithExplicitBucketBoundaries(bounds...))
 		errs = append(errs, err)
 		return h
 	}
 	m := metrics{
-		operation:  seconds("gen_ai.client.operation.duration", "GenAI operation duration."),
-		firstChunk: seconds("gen_ai.client.operation.time_to_first_chunk", "Time from the request to the first chunk of its answer."),
-		agent:      seconds("gen_ai.invoke_agent.duration", "Duration of an agent's invocation."),
-		tool:       seconds("gen_ai.execute_tool.duration", "Duration of a tool's execution."),
-		tokens:     counts("gen_ai.client.token.usage", "{token}", "Number of input and output tokens used.", tokenBounds),
-		modelCalls: counts("gen_ai.invoke_agent.inference_calls", "{call}", "Calls of models in an agent's invocation.", callBounds),
-		toolCalls:  counts("gen_ai.invoke_agent.tool_calls", "{call}", "Calls of tools in an agent's invocation.", callBounds),
+		operation:  histogram("gen_ai.client.operation.duration", "s", "GenAI operation duration.", secondBounds),
+		firstChunk: histogram("gen_ai.client.operation.time_to_first_chunk", "s", "Time from the request to the first chunk of its answer.", secondBounds),
+		agent:      histogram("gen_ai.invoke_agent.duration", "s", "Duration of an agent's invocation.", secondBounds),
+		tool:       histogram("gen_ai.execute_tool.duration", "s", "Duration of a tool's execution.", secondBounds),
+		tokens:     histogram("gen_ai.client.token.usage", "{token}", "Number of input and output tokens used.", tokenBounds),
+		modelCalls: histogram("gen_ai.invoke_agent.inference_calls", "{call}", "Calls of models in an agent's invocation.", callBounds),
+		toolCalls:  histogram("gen_ai.invoke_agent.tool_calls", "{call}", "Calls of tools in an agent's invocation.", callBounds),
 	}
 	return m, errors.Join(errs...)
 }
@@ -100,13 +94,11 @@ func (e *metricExporter) Export(ctx context.Context, rm *metricdata.ResourceMetr
 
 // toHistogram returns a histogram for the wire, nil for any other aggregation.
 func toHistogram(data metricdata.Aggregation) *metricspb.Histogram {
-	switch h := data.(type) {
-	case metricdata.Histogram[float64]:
-		return &metricspb.Histogram{AggregationTemporality: toTemporality(h.Temporality), DataPoints: toPoints(h.DataPoints)}
-	case metricdata.Histogram[int64]:
-		return &metricspb.Histogram{AggregationTemporality: toTemporality(h.Temporality), DataPoints: toPoints(h.DataPoints)}
+	h, ok := data.(metricdata.Histogram[float64])
+	if !ok {
+		return nil
 	}
-	return nil
+	return &metricspb.Histogram{AggregationTemporality: toTemporality(h.Temporality), DataPoints: toPoints(h.DataPoints)}
 }
 
 func toTemporality(t metricdata.Temporality) metricspb.AggregationTemporality {
@@ -117,18 +109,18 @@ func toTemporality(t metricdata.Temporality) metricspb.AggregationTemporality {
 }
 
 // toPoints returns the points without exemplars.
-func toPoints[N int64 | float64](in []metricdata.HistogramDataPoint[N]) []*metricspb.HistogramDataPoint {
+func toPoints(in []metricdata.HistogramDataPoint[float64]) []*metricspb.HistogramDataPoint {
 	var out []*metricspb.HistogramDataPoint
 	for _, p := range in {
 		q := &metricspb.HistogramDataPoint{
 			Attributes: keyValues(&p.Attributes), StartTimeUnixNano: unixNano(p.StartTime), TimeUnixNano: unixNano(p.Time),
-			Count: p.Count, Sum: new(float64(p.Sum)), ExplicitBounds: p.Bounds, BucketCounts: p.BucketCounts,
+			Count: p.Count, Sum: &p.Sum, ExplicitBounds: p.Bounds, BucketCounts: p.BucketCounts,
 		}
 		if v, ok := p.Min.Value(); ok {
-			q.Min = new(float64(v))
+			q.Min = &v
 		}
 		if v, ok := p.Max.Value(); ok {
-			q.Max = new(float64(v))
+			q.Max = &v
 		}
 		out = append(out, q)
 	}

@@ -282,8 +282,8 @@ func (s *session) endTurn(at time.Time, reason string, p record.TurnCompleted) {
 	t.span.End(trace.WithTimestamp(at))
 	with := metric.WithAttributes(labels...)
 	s.metrics.agent.Record(t.ctx, at.Sub(t.start).Seconds(), with)
-	s.metrics.modelCalls.Record(t.ctx, int64(p.ModelCalls), with)
-	s.metrics.toolCalls.Record(t.ctx, int64(p.ToolCalls), with)
+	s.metrics.modelCalls.Record(t.ctx, float64(p.ModelCalls), with)
+	s.metrics.toolCalls.Record(t.ctx, float64(p.ToolCalls), with)
 }
 
 // setError marks a span as failed, and returns the attribute. There are few
@@ -321,8 +321,8 @@ func (s *session) completeChat(r record.Record) {
 	c.span.SetAttributes(usageAttributes(p.Usage)...)
 	ctx, with := s.turnContext(), metric.WithAttributes(c.labels...)
 	s.metrics.operation.Record(ctx, r.Time.Sub(c.start).Seconds(), with)
-	s.metrics.tokens.Record(ctx, inputTokens(p.Usage), with, metric.WithAttributes(keyTokenType.String("input")))
-	s.metrics.tokens.Record(ctx, p.Usage.OutputTokens, with, metric.WithAttributes(keyTokenType.String("output")))
+	s.metrics.tokens.Record(ctx, float64(inputTokens(p.Usage)), with, metric.WithAttributes(keyTokenType.String("input")))
+	s.metrics.tokens.Record(ctx, float64(p.Usage.OutputTokens), with, metric.WithAttributes(keyTokenType.String("output")))
 	if p.FirstDeltaMS != nil {
 		first := time.Duration(*p.FirstDeltaMS) * time.Millisecond
 		c.span.SetAttributes(keyStream.Bool(true), keyFirstChunk.Float64(first.Seconds()))
@@ -355,8 +355,8 @@ func (s *session) addWorkerChat(r record.Record) {
 	ctx, with := s.turnContext(), metric.WithAttributes(labels...)
 	s.metrics.operation.Record(ctx, took.Seconds(), with)
 	if p.Class == "" {
-		s.metrics.tokens.Record(ctx, inputTokens(p.Usage), with, metric.WithAttributes(keyTokenType.String("input")))
-		s.metrics.tokens.Record(ctx, p.Usage.OutputTokens, with, metric.WithAttributes(keyTokenType.String("output")))
+		s.metrics.tokens.Record(ctx, float64(inputTokens(p.Usage)), with, metric.WithAttributes(keyTokenType.String("input")))
+		s.metrics.tokens.Record(ctx, float64(p.Usage.OutputTokens), with, metric.WithAttributes(keyTokenType.String("output")))
 	}
 	span.End(trace.WithTimestamp(r.Time))
 }

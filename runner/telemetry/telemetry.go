@@ -118,7 +118,7 @@ func Open(ctx context.Context, o Options) (*Exporter, error) {
 		reader := sdkmetric.NewPeriodicReader(&metricExporter{post: metrics, delta: o.wantsDelta()})
 		e.meters = sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader), sdkmetric.WithResource(res))
 	}
-	if e.metrics, err = e.newMetrics(o.Version); err != nil {
+	if e.metrics, err = e.newMetrics(); err != nil {
 		return nil, err
 	}
 	return e, nil
