@@ -151,7 +151,8 @@ func (d *divider) addBlock(n ast.Node, first, rest string, depth int) {
 		}
 		b.Spans = []Span{{Text: strings.Join(lines, "\n")}}
 	default:
-		if b.Rows, b.Right = d.tableOf(n); b.Rows != nil {
+		b.Rows, b.Right = d.tableOf(n)
+		if b.Rows != nil {
 			b.Kind = Table
 		} else {
 			b.Spans = d.spansOf(n, Span{})

@@ -379,8 +379,10 @@ func (r *execReader) readResult() (ExecResult, error) {
 			return out, err
 		}
 		out.Output.Elided = out.Output.Elided || st.Kept[i] > resultBytes
-		if *to = (Output{Text: string(p)}); !isText(p) {
-			*to = Output{Base64: base64.StdEncoding.EncodeToString(p)}
+		if isText(p) {
+			to.Text = string(p)
+		} else {
+			to.Base64 = base64.StdEncoding.EncodeToString(p)
 		}
 	}
 	return out, nil

@@ -282,7 +282,8 @@ func (b *uploadBody) hasEnded() bool {
 func (b *uploadBody) finish(failed bool) error {
 	b.failed = failed
 	close(b.ended)
-	if b.forced = !b.mu.TryLock(); b.forced {
+	b.forced = !b.mu.TryLock()
+	if b.forced {
 		_ = b.wire.SetReadDeadline(time.Unix(1, 0)) // the connection is closed next
 		b.mu.Lock()
 	}

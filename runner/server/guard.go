@@ -191,7 +191,8 @@ func (g *guard) knownHost(r *http.Request) bool {
 		if slices.ContainsFunc(g.hosts, func(known string) bool { return strings.EqualFold(known, r.Host) }) {
 			return true
 		}
-		if host = name; port == "" {
+		host = name
+		if port == "" {
 			return false
 		}
 	}

@@ -44,7 +44,8 @@ func (c *confirmations) rememberTurn(confirmation, turn string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.inTurn[confirmation] = turn
-	if c.oldest = append(c.oldest, confirmation); len(c.oldest) > keptAsked {
+	c.oldest = append(c.oldest, confirmation)
+	if len(c.oldest) > keptAsked {
 		delete(c.inTurn, c.oldest[0])
 		c.oldest = c.oldest[1:]
 	}

@@ -173,7 +173,8 @@ func (s *session) startTurn(in NewTurn, from client, traceparent string) (*runne
 		s.title = displayTitle(in.Message)
 	}
 	s.turns[t.ID] = t
-	if s.order = append(s.order, t.ID); len(s.order) > keptTurns {
+	s.order = append(s.order, t.ID)
+	if len(s.order) > keptTurns {
 		delete(s.turns, s.order[0])
 		s.order = s.order[1:]
 	}

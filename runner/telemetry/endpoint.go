@@ -109,7 +109,8 @@ func (o Options) findSignal(signal string) (*endpoint, error) {
 		e.timeout = cmp.Or(time.Duration(ms)*time.Millisecond, defaultTimeout)
 	}
 	variable, word = get("COMPRESSION")
-	if e.gzip = word == "gzip"; !e.gzip && word != "" && word != "none" {
+	e.gzip = word == "gzip"
+	if !e.gzip && word != "" && word != "none" {
 		return nil, &SettingError{variable, fmt.Sprintf("unknown compression %q: want gzip or none", word)}
 	}
 	config, err := tlsConfig(get)
