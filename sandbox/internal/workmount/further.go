@@ -196,32 +196,14 @@ func (s *stager) stageGuard(m furtherMount, g guard) (Bind, error) {
 }
 
 func (s *stager) stageLayered(m furtherMount) (Bind, error) {
-	lower, err := s.cloneMount(int(m.Dir.Fd()), true, s.userns)
-	if err != nil {
-		return Bind{}, err
+	merged, source, err := s.stageLayers([]*os.File{m.Dir}, m.layers.dir, s.userns)
+	if errors.Is(err, unix.EROFS) {
+		return Bind{}, fmt.Errorf("%w: the kernel mounts the layers %s read-only: use another state directory (XDG_STATE_HOME)", sandbox.ErrUnsupported, m.layers.path)
 	}
-	defer func() { _ = lower.Close() }()
-	own, err := s.cloneMount(int(m.layers.dir.Fd()), false, s.userns)
-	if err != nil {
-		return Bind{}, err
-	}
-	defer func() { _ = own.Close() }()
-	merged, err := s.mountOverlay(own, lower)
 	if err != nil {
 		return Bind{}, err
 	}
 	defer func() { _ = merged.Close() }()
-	readOnly, err := isReadOnlyMount(merged)
-	if err != nil {
-		return Bind{}, err
-	}
-	if readOnly {
-		return Bind{}, fmt.Errorf("%w: the kernel mounts the layers %s read-only: use another state directory (XDG_STATE_HOME)", sandbox.ErrUnsupported, m.layers.path)
-	}
-	source, err := s.attachMount(merged, true)
-	if err != nil {
-		return Bind{}, err
-	}
 	return s.cleanup.newBind(merged, source, m.Target, false)
 }
 

@@ -16,32 +16,16 @@ import (
 // stageOverlay mounts the overlay, attaches it as the first bind, and stages
 // its guards.
 func (p *Mounts) stageOverlay(s *stager, guards []guard) error {
-	var lowers []*os.File
-	defer func() { closeAll(lowers...) }()
-	for _, dir := range append(slices.Clone(p.cleanup.layers.frozen), p.cleanup.workspace) {
-		lower, err := s.cloneMount(int(dir.Fd()), true, s.userns)
-		if err != nil {
-			return err
-		}
-		lowers = append(lowers, lower)
+	lowers := append(slices.Clone(p.cleanup.layers.frozen), p.cleanup.workspace)
+	merged, source, err := s.stageLayers(lowers, p.cleanup.layers.dir, s.userns)
+	if errors.Is(err, unix.EROFS) {
+		return fmt.Errorf("layers %s: %w: the kernel mounts them read-only: use bind mode, or another state directory (XDG_STATE_HOME)",
+			p.cleanup.layers.path, sandbox.ErrUnsupported)
 	}
-	own, err := s.cloneMount(int(p.cleanup.layers.dir.Fd()), false, s.userns)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = own.Close() }()
-	merged, err := s.mountOverlay(own, lowers...)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = merged.Close() }()
-	if err := checkOverlay(p, merged); err != nil {
-		return err
-	}
-	source, err := s.attachMount(merged, true)
-	if err != nil {
-		return err
-	}
 	root, err := overlayfs.OpenDir(merged)
 	if err != nil {
 		return err
@@ -64,6 +48,42 @@ func (p *Mounts) stageOverlay(s *stager, guards []guard) error {
 		}
 	}
 	return nil
+}
+
+// stageLayers mounts an overlay of the directories lowers, id-mapped by s.userns,
+// and of the layers in own, id-mapped by ownIDs, and attaches it. It returns
+// EROFS if the kernel mounts it read-only because it can't use the work
+// directory.
+func (s *stager) stageLayers(lowers []*os.File, own, ownIDs *os.File) (merged *os.File, source string, err error) {
+	var clones []*os.File
+	defer func() { closeAll(clones...) }()
+	for _, dir := range lowers {
+		lower, err := s.cloneMount(int(dir.Fd()), true, s.userns)
+		if err != nil {
+			return nil, "", err
+		}
+		clones = append(clones, lower)
+	}
+	upper, err := s.cloneMount(int(own.Fd()), false, ownIDs)
+	if err != nil {
+		return nil, "", err
+	}
+	defer func() { _ = upper.Close() }()
+	if merged, err = s.mountOverlay(upper, clones...); err != nil {
+		return nil, "", err
+	}
+	var st unix.Statfs_t
+	if err = unix.Fstatfs(int(merged.Fd()), &st); err == nil && st.Flags&unix.ST_RDONLY != 0 {
+		err = unix.EROFS
+	}
+	if err == nil {
+		source, err = s.attachMount(merged, true)
+	}
+	if err != nil {
+		_ = merged.Close()
+		return nil, "", err
+	}
+	return merged, source, nil
 }
 
 // overlayGuards returns the guards of the workspace's configuration and of a
@@ -166,19 +186,6 @@ func overlayError(path string, l *overlayLayers, err error) error {
 			"or, where it is the layers' file system, a state directory (XDG_STATE_HOME) on a local disk", path, sandbox.ErrUnsupported, l.path, err)
 	}
 	return fmt.Errorf("mount workspace: %w", err)
-}
-
-// checkOverlay refuses an overlay that the kernel mounted read-only.
-func checkOverlay(p *Mounts, merged *os.File) error {
-	readOnly, err := isReadOnlyMount(merged)
-	if err != nil {
-		return err
-	}
-	if readOnly {
-		return fmt.Errorf("layers %s: %w: the kernel mounts them read-only: use bind mode, or another state directory (XDG_STATE_HOME)",
-			p.cleanup.layers.path, sandbox.ErrUnsupported)
-	}
-	return nil
 }
 
 // overlayMounts is the number of mounts that an overlay is staged from, besides

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest/overlayfs"
 )
 
 // privateDir is where private mounts are attached. Outside it stays empty. It
@@ -138,8 +139,8 @@ func (p *PrivateMounts) attachAll() error {
 		if err := makePoint(); err != nil {
 			return fmt.Errorf("make mount point: %w", err)
 		}
-		if err := unix.MoveMount(int(m.file.Fd()), "", unix.AT_FDCWD, at, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
-			return fmt.Errorf("attach mount: %w", err)
+		if err := overlayfs.Attach(m.file, unix.AT_FDCWD, at); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -112,41 +112,16 @@ func (r *Root) makeLayers(o RootOptions) (*os.File, error) {
 // id-mapped: written files have the ids of the container's user namespace on
 // the disk too, so none belongs to the host's root.
 func (r *Root) mountLayers(o RootOptions, image, layers *os.File) error {
-	s := &stager{dir: r.cleanup.dir, list: o.Cleanup, cleanup: r.cleanup}
+	s := &stager{dir: r.cleanup.dir, list: o.Cleanup, cleanup: r.cleanup, userns: o.UserNamespace}
 	if err := s.makeMountsDir(rootMountsDir, overlayMounts+1); err != nil {
 		return err
 	}
-	lower, err := s.cloneMount(int(image.Fd()), true, o.UserNamespace)
+	merged, source, err := s.stageLayers([]*os.File{image}, layers, nil)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = lower.Close() }()
-	own, err := s.cloneMount(int(layers.Fd()), false, nil)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = own.Close() }()
-	s.userns = o.UserNamespace
-	merged, err := s.mountOverlay(own, lower)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = merged.Close() }()
-	if readOnly, err := isReadOnlyMount(merged); err != nil || readOnly {
-		return errors.Join(err, unix.EROFS)
-	}
-	r.Path, err = s.attachMount(merged, true)
-	return err
-}
-
-// isReadOnlyMount reports whether the kernel mounted an overlay read-only, as
-// it does if it can't use the work directory.
-func isReadOnlyMount(merged *os.File) (bool, error) {
-	var st unix.Statfs_t
-	if err := unix.Fstatfs(int(merged.Fd()), &st); err != nil {
-		return false, fmt.Errorf("examine overlay: %w", err)
-	}
-	return st.Flags&unix.ST_RDONLY != 0, nil
+	r.Path = source
+	return merged.Close()
 }
 
 // rootError adds a hint to an error of mounting a root.

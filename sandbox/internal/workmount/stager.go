@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/caisson-run/caisson/sandbox/guest/overlayfs"
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
@@ -75,10 +76,7 @@ func (s *stager) attachMount(mount *os.File, isDir bool) (string, error) {
 	if err := s.makeMountPoint(name, isDir); err != nil {
 		return "", fmt.Errorf("make mount point: %w", err)
 	}
-	if err := unix.MoveMount(int(mount.Fd()), "", int(s.dir.Fd()), name, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
-		return "", fmt.Errorf("attach mount: %w", err)
-	}
-	return filepath.Join(s.cleanup.base, name), nil
+	return filepath.Join(s.cleanup.base, name), overlayfs.Attach(mount, int(s.dir.Fd()), name)
 }
 
 // makeMountPoint makes a mount point without permissions, useless until
