@@ -49,7 +49,7 @@ func PackChanges(w io.Writer, dirs []string, since time.Time, o PackOptions) err
 			err = &fs.PathError{Op: "pack", Path: dir, Err: ErrNoDirectory}
 		}
 		if err == nil {
-			p.top, _ = identifyFile(info)
+			p.top = identifyFile(info)
 			p.pruned = isOverlay(dir)
 			err = p.addChanges(dir, info, since)
 		}
@@ -89,7 +89,7 @@ func (p *packer) addChanges(dir string, info fs.FileInfo, since time.Time) error
 		case err != nil:
 			err = p.leaveOut(changeName(file), err)
 		case info.IsDir():
-			if id, ok := identifyFile(info); !ok || id.device == p.top.device {
+			if identifyFile(info).device == p.top.device {
 				err = p.addChanges(file, info, since)
 			}
 		case changedSince(info, since):

@@ -336,8 +336,8 @@ chmod 2775 shared shared/in; chmod 700 private; chmod 1777 sticky; chmod 6755 se
 		for name, want := range want {
 			info, err := os.Lstat(filepath.Join(to, from, name))
 			must(t, err)
-			uid, gid := ownerOf(info)
-			if got := fmt.Sprintf("%d:%d %v", uid, gid, info.Mode()); got != want {
+			o := ownerOf(info)
+			if got := fmt.Sprintf("%d:%d %v", o.uid, o.gid, info.Mode()); got != want {
 				t.Errorf("by user %d: %s is %s, want %s", user, name, got, want)
 			}
 		}
@@ -348,8 +348,8 @@ chmod 2775 shared shared/in; chmod 700 private; chmod 1777 sticky; chmod 6755 se
 	must(t, UnpackWith(bytes.NewReader(write(t, tar.Header{Typeflag: tar.TypeDir, Name: "./", Mode: 0o3777, Uid: 12, Gid: 12})), to, UnpackOptions{Changes: true}))
 	info, err := os.Lstat(to)
 	must(t, err)
-	if uid, _ := ownerOf(info); uid != 0 || info.Mode() != before.Mode() {
-		t.Errorf("the directory itself is %d's, %v", uid, info.Mode())
+	if ownerOf(info).uid != 0 || info.Mode() != before.Mode() {
+		t.Errorf("the directory itself is %d's, %v", ownerOf(info).uid, info.Mode())
 	}
 }
 

@@ -16,28 +16,21 @@ const openFlags = syscall.O_NOFOLLOW | syscall.O_NONBLOCK | syscall.O_CLOEXEC
 
 const directoryFlag = syscall.O_DIRECTORY
 
-// identifyFile returns a file's identity and number of names, if they are
-// known.
-func identifyFile(info fs.FileInfo) (fileID, bool) {
-	st, ok := info.Sys().(*syscall.Stat_t)
-	if !ok {
-		return fileID{}, false
-	}
-	return fileID{st.Dev, st.Ino, uint64(st.Nlink)}, true //nolint:unconvert // its type differs between architectures
+// statOf returns what the kernel reports about a file.
+func statOf(info fs.FileInfo) *syscall.Stat_t { return info.Sys().(*syscall.Stat_t) }
+
+// identifyFile returns a file's identity and number of names.
+func identifyFile(info fs.FileInfo) fileID {
+	st := statOf(info)
+	return fileID{st.Dev, st.Ino, uint64(st.Nlink)} //nolint:unconvert // its type differs between architectures
 }
 
-func ownerOf(info fs.FileInfo) (uid, gid int) {
-	st, ok := info.Sys().(*syscall.Stat_t)
-	if !ok {
-		return 0, 0
-	}
-	return int(st.Uid), int(st.Gid)
-}
+func ownerOf(info fs.FileInfo) owner { return owner{int(statOf(info).Uid), int(statOf(info).Gid)} }
 
 // changedSince reports whether a file's inode has changed since a time.
 func changedSince(info fs.FileInfo, since time.Time) bool {
-	st, ok := info.Sys().(*syscall.Stat_t)
-	return !ok || !time.Unix(int64(st.Ctim.Sec), int64(st.Ctim.Nsec)).Before(since) //nolint:unconvert // their types differ between architectures
+	changed := statOf(info).Ctim
+	return !time.Unix(int64(changed.Sec), int64(changed.Nsec)).Before(since) //nolint:unconvert // their types differ between architectures
 }
 
 // isOverlay reports whether a directory is in an overlay, the kernel's or

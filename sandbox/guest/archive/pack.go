@@ -51,7 +51,7 @@ func Pack(w io.Writer, name string, o PackOptions) error {
 	if err != nil {
 		return fmt.Errorf("pack: %w", err)
 	}
-	p.top, _ = identifyFile(info)
+	p.top = identifyFile(info)
 	if err := p.addEntry(name, path.Clean(o.Name), info); err != nil {
 		return fmt.Errorf("pack: %w", err)
 	}
@@ -111,7 +111,8 @@ func (p *packer) newHeader(name string, info fs.FileInfo) *tar.Header {
 	if !p.owners {
 		return h
 	}
-	h.Uid, h.Gid = ownerOf(info)
+	owner := ownerOf(info)
+	h.Uid, h.Gid = owner.uid, owner.gid
 	if info.IsDir() && info.Mode()&fs.ModeSetgid != 0 {
 		h.Mode |= setgidBit
 	}
@@ -135,7 +136,7 @@ func (p *packer) addDirectory(file string, h *tar.Header, info fs.FileInfo) erro
 	if err := p.addHeader(h); err != nil {
 		return err
 	}
-	if id, ok := identifyFile(info); ok && id.device != p.top.device {
+	if identifyFile(info).device != p.top.device {
 		return nil
 	}
 	return p.unlessUnreadable(name, readDirectory(file, func(e fs.DirEntry) error {
@@ -198,8 +199,8 @@ func readDirectory(dir string, f func(fs.DirEntry) error) error {
 
 // addFile adds a regular file, or a hard link if it was added before.
 func (p *packer) addFile(file string, h *tar.Header, info fs.FileInfo) error {
-	id, known := identifyFile(info)
-	if first, ok := p.linked[id]; ok && known {
+	id := identifyFile(info)
+	if first, ok := p.linked[id]; ok {
 		h.Typeflag, h.Linkname = tar.TypeLink, first
 		return p.addHeader(h)
 	}
@@ -212,7 +213,7 @@ func (p *packer) addFile(file string, h *tar.Header, info fs.FileInfo) error {
 	if err := p.budget.takeEntry(h.Size); err != nil {
 		return err
 	}
-	if known && id.names > 1 && len(p.linked) < maxLinked {
+	if id.names > 1 && len(p.linked) < maxLinked {
 		p.linked[id] = h.Name
 	}
 	return p.tar.AddFile(h, f)

@@ -286,8 +286,7 @@ func (u *unpacker) openPlain(name string, mode fs.FileMode) (dir *os.Root, made 
 	case !info.IsDir():
 		return nil, made, fmt.Errorf("%w: %.60q is not a directory", ErrEntry, name)
 	case u.o.Changes && info.Mode()&0o700 != 0o700 && u.dir.Chmod(name, info.Mode().Perm()|0o700) == nil: // until finishDirectories
-		uid, gid := ownerOf(info)
-		u.directories = append(u.directories, directory{path.Join(u.at, name), info.Mode() & dirBits, info.ModTime(), owner{uid, gid}})
+		u.directories = append(u.directories, directory{path.Join(u.at, name), info.Mode() & dirBits, info.ModTime(), ownerOf(info)})
 		if err := u.remember(len(u.at) + len(name)); err != nil {
 			return nil, made, err
 		}
@@ -407,19 +406,21 @@ func (u *unpacker) addFile(name string, h *tar.Header, content io.Reader) error 
 
 // noteWritten records a file or directory that was made.
 func (u *unpacker) noteWritten(info fs.FileInfo) error {
-	if id, ok := identifyFile(info); ok {
-		id.names = 0 // may change
-		u.written[id] = struct{}{}
-	}
+	u.written[writtenID(info)] = struct{}{}
 	return u.remember(0)
 }
 
 // wrote reports whether a file or directory was made for the archive.
 func (u *unpacker) wrote(info fs.FileInfo) bool {
-	id, known := identifyFile(info)
+	_, ok := u.written[writtenID(info)]
+	return ok
+}
+
+// writtenID identifies a file without its number of names, which may change.
+func writtenID(info fs.FileInfo) fileID {
+	id := identifyFile(info)
 	id.names = 0
-	_, ok := u.written[id]
-	return known && ok
+	return id
 }
 
 // addLink makes another name for a file of the archive.
