@@ -83,12 +83,11 @@ func (p *Mounts) PlanRoot(o RootOptions, holder string) (_ *Root, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("open image: %w", err)
 	}
-	dir, err := os.OpenFile(o.Dir, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	c, err := o.newCleanup()
 	if err != nil {
-		_ = image.Close()
-		return nil, fmt.Errorf("open session directory: %w", err)
+		return nil, errors.Join(err, image.Close())
 	}
-	r := &Root{cleanup: &cleanup{list: o.Cleanup, base: o.Dir, dir: dir}, opened: []*os.File{image}}
+	r := &Root{cleanup: c, opened: []*os.File{image}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, r.Close())

@@ -29,6 +29,14 @@ type RootOptions struct {
 	UID, GID      int
 }
 
+func (o RootOptions) newCleanup() (*cleanup, error) {
+	dir, err := os.OpenFile(o.Dir, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open session directory: %w", err)
+	}
+	return &cleanup{list: o.Cleanup, base: o.Dir, dir: dir}, nil
+}
+
 // Directories of an ephemeral root, below RootOptions.Dir.
 const (
 	rootLayersDir = "root"
@@ -58,11 +66,11 @@ func StageRoot(o RootOptions) (_ *Root, err error) {
 		return nil, fmt.Errorf("open image: %w", err)
 	}
 	defer func() { _ = image.Close() }()
-	dir, err := os.OpenFile(o.Dir, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	c, err := o.newCleanup()
 	if err != nil {
-		return nil, fmt.Errorf("open session directory: %w", err)
+		return nil, err
 	}
-	r := &Root{cleanup: &cleanup{list: o.Cleanup, base: o.Dir, dir: dir}}
+	r := &Root{cleanup: c}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, r.Close())
@@ -165,17 +173,17 @@ type ImageBinds struct {
 // StageImage attaches a read-only mount of each source below o.Dir, id-mapped
 // by o.UserNamespace. After an error nothing is left.
 func StageImage(o RootOptions, sources []string) (_ *ImageBinds, err error) {
-	dir, err := os.OpenFile(o.Dir, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	c, err := o.newCleanup()
 	if err != nil {
-		return nil, fmt.Errorf("open session directory: %w", err)
+		return nil, err
 	}
-	b := &ImageBinds{cleanup: &cleanup{list: o.Cleanup, base: o.Dir, dir: dir}}
+	b := &ImageBinds{cleanup: c}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, b.Close())
 		}
 	}()
-	s := &stager{dir: dir, list: o.Cleanup, cleanup: b.cleanup}
+	s := &stager{dir: c.dir, list: o.Cleanup, cleanup: c}
 	if err := s.makeMountsDir(imageMountsDir, len(sources)); err != nil {
 		return nil, err
 	}
