@@ -77,7 +77,8 @@ func Dial(ctx context.Context, o Options) (*Conn, error) {
 		done: make(chan struct{}), read: make(chan struct{}),
 		reads: make(chan struct{}, maxReads), calls: map[uint32]call{}, nextID: 1, pings: map[uint64]chan<- struct{}{},
 	}
-	c.egress, c.life, c.endLife = newEgress()
+	c.egress.relays, c.egress.commands = map[*relay]struct{}{}, map[int]*process{}
+	c.life, c.endLife = context.WithCancelCause(context.Background())
 	stop := context.AfterFunc(ctx, func() { _ = c.hangUp() })
 	frames := wire.NewReader(bufio.NewReaderSize(o.Conn, wire.MaxData))
 	hello, err := c.exchangeHello(frames)

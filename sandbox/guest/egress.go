@@ -1,7 +1,6 @@
 package guest
 
 import (
-	"context"
 	"fmt"
 	"sync"
 
@@ -141,10 +140,4 @@ func (e *egress) removeCommand(number int) {
 	for _, r := range ended {
 		r.abort(errCommandOver)
 	}
-}
-
-// newEgress returns a connection's state, and the context of its handlers.
-func newEgress() (egress, context.Context, context.CancelCauseFunc) {
-	ctx, cancel := context.WithCancelCause(context.Background())
-	return egress{relays: map[*relay]struct{}{}, commands: map[int]*process{}}, ctx, cancel
 }

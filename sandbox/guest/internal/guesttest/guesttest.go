@@ -5,6 +5,7 @@ package guesttest
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -205,20 +206,10 @@ func buildBinaries() (dir string, err error) {
 			cmd.Env = append(os.Environ(), "CGO_ENABLED=1", "GOFLAGS=-race")
 		}
 		if text, err := cmd.CombinedOutput(); err != nil {
-			return dir, &buildError{pkg, text, err}
+			return dir, fmt.Errorf("build %s: %w\n%s", pkg, err, text)
 		}
 	}
 	return dir, nil
-}
-
-type buildError struct {
-	pkg  string
-	text []byte
-	err  error
-}
-
-func (e *buildError) Error() string {
-	return "build " + e.pkg + ": " + e.err.Error() + "\n" + string(e.text)
 }
 
 func builtBinaries(t testing.TB) (guest, stage string) {
