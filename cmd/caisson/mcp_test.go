@@ -149,6 +149,18 @@ mcpServers:
 	}
 }
 
+// TestServerSecretsAreNotLogged: the name of the variable doesn't tell that it is one.
+func TestServerSecretsAreNotLogged(t *testing.T) {
+	h := newServerWorkspace(t, `{}`, "mcpServers: {a: {command: prog, env: {WORD: \"${WORD}\"}}}")
+	env := []string{"WORD=not-to-be-shown"}
+	if status, _, stderr := h.run(t, env, "approvals", "trust", "echo not-to-be-shown"); status != 0 {
+		t.Fatalf("status %d: %s", status, stderr)
+	}
+	if status, out, _ := h.run(t, env, "approvals", "log"); status != 0 || !strings.Contains(out, "echo") || strings.Contains(out, "not-to-be-shown") {
+		t.Errorf("status %d\n%s", status, out)
+	}
+}
+
 // serveMCP is an HTTP server with one tool, which answers with its header X.
 func serveMCP(t *testing.T) string {
 	t.Helper()
