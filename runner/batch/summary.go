@@ -275,7 +275,10 @@ type Comparison struct {
 }
 
 // LeftOut is a task that a comparison leaves out.
-type LeftOut struct{ Task, Reason string }
+type LeftOut struct {
+	Task   string `json:"task"`
+	Reason string `json:"reason"`
+}
 
 // Compare compares two sides, paired by task: tasks that both have, with equal
 // checksums and at least one judged trial each. Attempts at a task are averaged.

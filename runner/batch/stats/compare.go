@@ -7,11 +7,13 @@ import (
 
 // Pair is a task that both sides of a comparison attempted.
 type Pair struct {
-	Task string
+	Task string `json:"task"`
 	// A and B are the shares of judged attempts that passed.
-	A, B float64
+	A float64 `json:"a"`
+	B float64 `json:"b"`
 	// AttemptsA and AttemptsB count the judged attempts, at least one.
-	AttemptsA, AttemptsB int
+	AttemptsA int `json:"attempts_a"`
+	AttemptsB int `json:"attempts_b"`
 }
 
 // Comparison is the result of [Compare].

@@ -15,6 +15,7 @@ import (
 
 	"github.com/caisson-run/caisson/runner/batch"
 	"github.com/caisson-run/caisson/runner/batch/stats"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -211,7 +212,7 @@ func WriteComparison(w io.Writer, c batch.Comparison, a, b string) error {
 
 // orZero returns v, or 0 for NaN.
 func orZero(v float64) float64 {
-	if v != v { //nolint:gocritic // only NaN differs from itself
+	if math.IsNaN(v) {
 		return 0
 	}
 	return v
@@ -295,26 +296,10 @@ type ComparisonDocument struct {
 	High       *float64 `json:"high,omitempty"`
 	// P is McNemar's exact p-value of Better and Worse. DecidedBy is "interval" or
 	// "mcnemar".
-	P         float64           `json:"p"`
-	DecidedBy string            `json:"decided_by"`
-	Pairs     []PairDocument    `json:"pairs"`
-	LeftOut   []LeftOutDocument `json:"left_out"`
-}
-
-// PairDocument is a task that both have attempted, with the shares of judged attempts that
-// passed.
-type PairDocument struct {
-	Task      string  `json:"task"`
-	A         float64 `json:"a"`
-	B         float64 `json:"b"`
-	AttemptsA int     `json:"attempts_a"`
-	AttemptsB int     `json:"attempts_b"`
-}
-
-// LeftOutDocument is a task that the comparison leaves out.
-type LeftOutDocument struct {
-	Task   string `json:"task"`
-	Reason string `json:"reason"`
+	P         float64         `json:"p"`
+	DecidedBy string          `json:"decided_by"`
+	Pairs     []stats.Pair    `json:"pairs"`
+	LeftOut   []batch.LeftOut `json:"left_out"`
 }
 
 // NewComparisonDocument returns a comparison of a with b as JSON has it.
@@ -322,16 +307,10 @@ func NewComparisonDocument(c batch.Comparison, a, b string) ComparisonDocument {
 	d := ComparisonDocument{
 		SchemaVersion: 1, A: a, B: b, Verdict: c.Verdict, Sentence: c.Sentence(a, b), Tasks: c.Tasks, Better: c.Better, Worse: c.Worse, Same: c.Same,
 		RateA: knownOrNil(c.RateA), RateB: knownOrNil(c.RateB), Difference: knownOrNil(c.Difference), Low: knownOrNil(c.Interval.Low), High: knownOrNil(c.Interval.High),
-		P: c.P, DecidedBy: "interval", Pairs: []PairDocument{}, LeftOut: []LeftOutDocument{},
+		P: c.P, DecidedBy: "interval", Pairs: record.NonNil(c.Pairs), LeftOut: record.NonNil(c.LeftOut),
 	}
 	if c.ByTest {
 		d.DecidedBy = "mcnemar"
-	}
-	for _, p := range c.Pairs {
-		d.Pairs = append(d.Pairs, PairDocument(p))
-	}
-	for _, l := range c.LeftOut {
-		d.LeftOut = append(d.LeftOut, LeftOutDocument(l))
 	}
 	return d
 }
