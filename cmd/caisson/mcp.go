@@ -134,12 +134,11 @@ func (s *settings) describeServers() ([]listedServer, error) {
 			URL: clean(in.URL), Env: slices.Sorted(maps.Keys(in.Env)), Headers: slices.Sorted(maps.Keys(in.Headers)), Secrets: slices.Sorted(maps.Keys(in.Egress.Secrets)),
 			Include: in.Include, Exclude: in.Exclude, Egress: []string{},
 		}
-		def := tools.Definition{Name: tools.Name(name + "/tool"), Class: tools.ClassExecute, Runs: tools.PlaceSandbox}
 		switch {
 		case in.Transport() != config.MCPStdio:
-			one.Runs, def.Class, def.Runs = runsElsewhere, tools.ClassNetwork, tools.PlaceHost
+			one.Runs = runsElsewhere
 		case in.OnHost:
-			one.Runs, def.Class, def.Runs = runsOnHost, tools.ClassNetwork, tools.PlaceHost
+			one.Runs = runsOnHost
 		}
 		if in.Command != "" {
 			for _, word := range append([]string{in.Command}, in.Args...) {
@@ -155,7 +154,8 @@ func (s *settings) describeServers() ([]listedServer, error) {
 				one.Egress = append(one.Egress, r.String())
 			}
 		}
-		v := rules.Decide(def, "")
+		class, runs := in.Runs()
+		v := rules.Decide(tools.Definition{Name: tools.Name(name + "/tool"), Class: class, Runs: runs}, "")
 		one.Mode, one.Rule = v.Mode, v.Rule
 		list = append(list, one)
 	}
@@ -254,7 +254,7 @@ func testServers(ctx context.Context, a *app, f workspaceFlags, name string, asJ
 		return newFailure(exitInput, nil, "there is no MCP server to test", "caisson mcp ls lists those of the configuration.")
 	}
 	u := newInterface(a, false)
-	ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), u.printNotice, a.exit)
+	ctx, force, _, stop := a.handleInterrupts(ctx, u.printNotice)
 	defer stop()
 	defer u.close(ctx)
 	tested, r, err := s.startServers(ctx, u, force, used)
@@ -317,10 +317,7 @@ func (s *sessionBuilder) startServers(ctx context.Context, u *userInterface, for
 		if !known {
 			one = testedServer{Name: name, Transport: server.Transport(), Skipped: []mcp.Skipped{}, Cause: "it was not started, and the session recorded no reason: check with caisson config show that the policy allows it"}
 		}
-		class := tools.ClassNetwork
-		if server.RunsInSandbox() {
-			class = tools.ClassExecute
-		}
+		class, _ := server.Runs()
 		one.Tools = []testedTool{}
 		for _, t := range offered {
 			if t.Name.Server() == name {

@@ -132,7 +132,7 @@ func (h *serverHost) open(ctx context.Context, a *app, f serveFlags) (context.Co
 	}
 	h.app, h.flags, h.base, h.log = a, f, base, serveLog(a, f.Verbose)
 	base.setLogger(h.log)
-	ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), h.say, a.exit)
+	ctx, force, _, stop := a.handleInterrupts(ctx, h.say)
 	h.force = force
 	h.close = func() {
 		stop()
@@ -264,13 +264,7 @@ func (h *serverHost) loadTokens() (*tokens, error) {
 	}
 	t := &tokens{}
 	for label, value := range values {
-		token := server.Token{Label: label, Value: value}
-		if roles := conf.Tokens[label].Roles; roles != nil {
-			token.Roles = []server.Role{}
-			for _, r := range roles {
-				token.Roles = append(token.Roles, server.Role(r))
-			}
-		}
+		token := server.Token{Label: label, Value: value, Roles: conf.Tokens[label].Roles}
 		if err := token.Validate(); err != nil {
 			hint := "make one with openssl rand -hex 32"
 			if errors.Is(err, server.ErrRoles) {

@@ -228,7 +228,7 @@ func callTool(ctx context.Context, a *app, f callFlags, args []string) error {
 		return err
 	}
 	u := newInterface(a, false)
-	ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), u.printNotice, a.exit)
+	ctx, force, _, stop := a.handleInterrupts(ctx, u.printNotice)
 	defer stop()
 	defer u.close(ctx)
 	if err := s.checkServerCall(name, u.defaultPreset(sandbox.WorkspaceMode(*s.conf.Mode).KeepsChanges())); err != nil {
@@ -287,10 +287,9 @@ func (s *sessionBuilder) checkServerCall(name tools.Name, preset string) error {
 	if err != nil {
 		return err
 	}
-	def := tools.Definition{Name: name, Class: tools.ClassNetwork, Runs: tools.PlaceHost}
-	if server := s.conf.MCP[name.Server()]; server.RunsInSandbox() {
-		def.Class, def.Runs = tools.ClassExecute, tools.PlaceSandbox
-	}
+	server := s.conf.MCP[name.Server()]
+	class, runs := server.Runs()
+	def := tools.Definition{Name: name, Class: class, Runs: runs}
 	v := p.Decide(def, s.workspace.Path)
 	if v.Mode != policy.ModeDeny {
 		return nil

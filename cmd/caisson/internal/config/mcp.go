@@ -228,6 +228,14 @@ func (s *MCPBase) Transport() string {
 // RunsInSandbox reports whether the server is a program in its session's sandbox.
 func (s *MCPServer) RunsInSandbox() bool { return s.Command != "" && !s.OnHost }
 
+// Runs returns the class of the server's tools and where they run.
+func (s *MCPServer) Runs() (tools.Class, tools.Place) {
+	if s.RunsInSandbox() {
+		return tools.ClassExecute, tools.PlaceSandbox
+	}
+	return tools.ClassNetwork, tools.PlaceHost
+}
+
 // ServerSource returns the file that configures a server.
 func (c *Config) ServerSource(name string) string {
 	if c.MCP[name].project {

@@ -4,6 +4,7 @@ import (
 	"reflect"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/server"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/dispatch"
 	"github.com/caisson-run/caisson/tools/egress/rule"
@@ -394,9 +395,9 @@ type ServeSandboxes struct {
 // TokenSource is the source of a token, Env or File but never the token itself, and its
 // holder's roles.
 type TokenSource struct {
-	Env   *string  `yaml:"env" doc:"name of the environment variable that holds the token; never the token"`
-	File  *string  `yaml:"file" doc:"absolute path of the file that holds the token"`
-	Roles []string `yaml:"roles" words:"read run approve admin" doc:"what the token's holder may do: read, run (start, message, cancel and end sessions), approve (answer for a call or a session), admin (all of these, lasting answers, apply); the default is read and run"`
+	Env   *string       `yaml:"env" doc:"name of the environment variable that holds the token; never the token"`
+	File  *string       `yaml:"file" doc:"absolute path of the file that holds the token"`
+	Roles []server.Role `yaml:"roles" words:"read run approve admin" doc:"what the token's holder may do: read, run (start, message, cancel and end sessions), approve (answer for a call or a session), admin (all of these, lasting answers, apply); the default is read and run"`
 }
 
 // Tool is a command that the model is offered as a tool. It has either a Command or a
