@@ -115,7 +115,7 @@ func (k *keptChanges) sessionDir() string { return filepath.Dir(k.layers.Dir()) 
 // affect the changes of the workspace.
 func (k *keptChanges) tellCaches(err error) {
 	if err != nil {
-		k.app.printLines("caisson: " + makeSafe(err.Error()) + ": the next run removes the rest")
+		k.app.warn(err.Error() + ": the next run removes the rest")
 	}
 }
 

@@ -136,7 +136,7 @@ func runBatch(ctx context.Context, a *app, f batchFlags, paths []string) (err er
 	if err != nil {
 		return err
 	}
-	ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), a.warn, a.exit)
+	ctx, force, _, stop := a.handleInterrupts(ctx, a.warn)
 	defer stop()
 	if f.Servers != "" {
 		return coordinateBatch(ctx, a, &f, paths, tasks, shard, maxCost)

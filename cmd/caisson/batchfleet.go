@@ -164,7 +164,7 @@ its own models, backends and keys; the backend and the default image must be the
 }
 
 func runBatchWorker(ctx context.Context, a *app, f *batchFlags, paths []string) error {
-	ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), a.warn, a.exit)
+	ctx, force, _, stop := a.handleInterrupts(ctx, a.warn)
 	defer stop()
 	store, conn, err := f.fleetFlags.open(ctx, a.environ, a.warn)
 	if err != nil {

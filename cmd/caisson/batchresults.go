@@ -205,7 +205,7 @@ and what happened in its sessions. The address contains a key, which is needed t
 			if _, _, err := readBatch(args[0]); err != nil {
 				return err
 			}
-			ctx, _, _, stop := handleInterrupts(cmd.Context(), a.takeSignals(), func(string) {}, a.exit)
+			ctx, _, _, stop := a.handleInterrupts(cmd.Context(), func(string) {})
 			defer stop()
 			l, err := new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(f.Port))))
 			if err != nil {
@@ -319,7 +319,7 @@ func gradeBatch(ctx context.Context, a *app, f batchFlags, dir string, paths []s
 	if err != nil {
 		return err
 	}
-	ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), a.warn, a.exit)
+	ctx, force, _, stop := a.handleInterrupts(ctx, a.warn)
 	defer stop()
 	f.Attempts = spec.Attempts
 	b, err := openGrade(ctx, a, force, &f, tasks, dir, spec)

@@ -16,7 +16,6 @@ import (
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/caches"
 	"github.com/caisson-run/caisson/runner/sessiondir"
-	"github.com/caisson-run/caisson/sandbox"
 )
 
 const maxAttempts = 16
@@ -63,27 +62,16 @@ func (f *runFlags) checkBestOf() error {
 	case strings.TrimSpace(f.Judge) == "":
 		return newUsageError("--best-of needs --judge with the command that judges an attempt")
 	}
-	if f.Settings.Mode == nil {
-		f.Settings.Mode = new(string(sandbox.ModeOverlay))
-	}
-	if !sandbox.WorkspaceMode(*f.Settings.Mode).KeepsChanges() {
-		return newUsageError("--best-of needs overlay or copy mode, not --mode %s", *f.Settings.Mode)
-	}
-	return nil
+	return f.keepChanges("--best-of needs")
 }
 
 // runBestOf makes several attempts at a task, one after the other, and keeps the best.
 func runBestOf(ctx context.Context, a *app, s *sessionBuilder, f runFlags, text string, force <-chan struct{}) (err error) {
-	answer, err := openOutput(f.Output, "-o", "answer")
+	answer, patch, err := f.openOutputs()
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, answer.Close()) }()
-	patch, err := openOutput(f.Patch, "--patch-out", "patch")
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, patch.Close()) }()
+	defer func() { err = errors.Join(err, answer.Close(), patch.Close()) }()
 	var all bestOf
 	var best *attempt
 	for i := range f.Attempts {

@@ -356,33 +356,35 @@ func (k *keptChanges) warnAbout(c *overlay.Changes, o overlay.ApplyOptions) {
 	}
 }
 
+// drawsOn reports whether a stream is a terminal that can move its cursor.
+func (a *app) drawsOn(stream io.Writer) bool {
+	return a.terminal(stream) && a.environ.get("TERM") != "dumb" && a.environ.get("TERM") != ""
+}
+
 func wantsColour(a *app, stream io.Writer) bool {
-	return a.terminal(stream) && a.environ.get("NO_COLOR") == "" && a.environ.get("TERM") != "dumb" && a.environ.get("TERM") != ""
+	return a.drawsOn(stream) && a.environ.get("NO_COLOR") == ""
 }
 
 // expireChanges removes the changes of overlay runs that waited longer than
 // keep_changes.
 func (s *settings) expireChanges() []string {
 	gone, err := sessiondir.ExpireChanges(s.environ.stateDir(), time.Duration(*s.conf.KeepChanges))
-	var out []string
-	for _, session := range gone {
-		out = append(out, "the changes of session "+session+" are gone: they were not applied in time (keep_changes)")
-	}
-	if err != nil {
-		out = append(out, "changes of old sessions could not be removed: "+err.Error())
-	}
-	return out
+	return describeExpired(gone, err, "the changes of session %s are gone: they were not applied in time (keep_changes)", "changes of old sessions")
 }
 
 // expireCaches removes caches that no session has used for keep_caches.
 func (s *settings) expireCaches() []string {
 	gone, err := caches.NewStore(s.environ.stateDir()).Expire(time.Duration(*s.conf.KeepCaches))
+	return describeExpired(gone, err, "the caches of %s are gone: no session used them in time (keep_caches)", "old caches")
+}
+
+func describeExpired(gone []string, err error, format, kept string) []string {
 	var out []string
-	for _, workspace := range gone {
-		out = append(out, "the caches of "+workspace+" are gone: no session used them in time (keep_caches)")
+	for _, one := range gone {
+		out = append(out, fmt.Sprintf(format, one))
 	}
 	if err != nil {
-		out = append(out, "old caches could not be removed: "+err.Error())
+		out = append(out, kept+" could not be removed: "+err.Error())
 	}
 	return out
 }

@@ -55,7 +55,7 @@ The exit status is that of the first failed check.
   caisson doctor --backend gvisor --image debian:bookworm-slim
   caisson doctor --quick --json | jq -r '.[] | select(.result != "ok") | .hint'`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, _, _, stop := handleInterrupts(cmd.Context(), a.takeSignals(), func(string) {}, a.exit)
+			ctx, _, _, stop := a.handleInterrupts(cmd.Context(), func(string) {})
 			defer stop()
 			findings := describeFindings(runChecks(ctx, a, f.Settings, f.Profile, f.Quick))
 			if err := interruption(ctx); err != nil {

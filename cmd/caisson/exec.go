@@ -177,7 +177,7 @@ func execInFresh(ctx context.Context, a *app, f execFlags, w workspaceFlags, arg
 	defer s.close()
 	s.orders = true
 	u := newInterface(a, false)
-	ctx, force, cancel, stop := handleInterrupts(ctx, a.takeSignals(), u.printNotice, a.exit)
+	ctx, force, cancel, stop := a.handleInterrupts(ctx, u.printNotice)
 	defer stop()
 	defer u.close(ctx)
 	session, err := s.openWithoutModel(ctx, u, force, tools.Elide("caisson exec "+strings.Join(argv, " "), maxTaskText), nil)
@@ -272,7 +272,7 @@ func execInLive(ctx context.Context, a *app, f execFlags, args []string) error {
 			notices = notices[1:]
 		}
 	}
-	ctx, abandon, cancel, stop := handleInterrupts(ctx, a.takeSignals(), say, a.exit)
+	ctx, abandon, cancel, stop := a.handleInterrupts(ctx, say)
 	defer stop()
 	command := f.command(a, args[1:], func() {}, cancel)
 	command.Abandon = abandon

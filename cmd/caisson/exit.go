@@ -182,9 +182,9 @@ func (a *app) takeSignals() <-chan os.Signal {
 // the program at once. The sandbox's guest ends with it, and the next start removes the
 // rest. say must return at once: nothing here may wait for a writer. stop ends the
 // handling.
-func handleInterrupts(parent context.Context, signals <-chan os.Signal, say func(string), exit func(int)) (ctx context.Context, force <-chan struct{}, cancel context.CancelCauseFunc, stop func()) {
+func (a *app) handleInterrupts(parent context.Context, say func(string)) (ctx context.Context, force <-chan struct{}, cancel context.CancelCauseFunc, stop func()) {
 	ctx, cancel = context.WithCancelCause(parent)
-	forced, ended, done := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	signals, forced, ended, done := a.takeSignals(), make(chan struct{}), make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
 		for n := 0; ; {
@@ -198,7 +198,7 @@ func handleInterrupts(parent context.Context, signals <-chan os.Signal, say func
 					close(forced)
 					say("killing the sandbox; once more to end without waiting")
 				default:
-					exit(128 + signalNumber(sig))
+					a.exit(128 + signalNumber(sig))
 				}
 			case <-ended:
 				return

@@ -84,7 +84,7 @@ image. Names, oci-layout:DIR, docker-archive:FILE and build:DIR can be pulled.
 func fetchImages(ctx context.Context, a *app, do func(ctx context.Context, s *store.Store, pulled func()) error) error {
 	p := newPulling(a)
 	defer p.Close()
-	ctx, _, _, stop := handleInterrupts(ctx, a.takeSignals(), func(string) {}, a.exit)
+	ctx, _, _, stop := a.handleInterrupts(ctx, func(string) {})
 	defer stop()
 	err := withImages(ctx, a, p.Report, func(s *store.Store, _ *caisson.Host) error { return do(ctx, s, p.Close) })
 	if err != nil {
@@ -228,7 +228,7 @@ func newPulling(a *app) *ui.PullProgress {
 		Say:   func(text string) { fmt.Fprintln(a.stderr, "caisson: "+makeSafe(text)) },
 		Width: func() int { columns, _ := a.size(); return columns }, Now: time.Now, Pause: ui.LinePause,
 	}
-	if a.terminal(a.stderr) && a.environ.get("TERM") != "dumb" && a.environ.get("TERM") != "" {
+	if a.drawsOn(a.stderr) {
 		p.Bar = a.stderr
 	}
 	return p

@@ -60,16 +60,15 @@ type userInterface struct {
 }
 
 func newInterface(a *app, json bool) *userInterface {
-	live := a.terminal(a.stderr) && a.environ.get("TERM") != "dumb" && a.environ.get("TERM") != ""
 	u := &userInterface{
 		app: a, json: json, broken: func() {}, untold: allFacts, out: ui.NewAsyncWriter(),
-		colour:      live && a.environ.get("NO_COLOR") == "",
+		colour:      wantsColour(a, a.stderr),
 		interactive: !json && a.terminal(a.stdin) && a.terminal(a.stderr),
 	}
 	if u.tell = u.out; json {
 		u.tell = ui.NewAsyncWriter()
 	}
-	opts := ui.Options{Out: a.stderr, Live: live && !json, Colour: u.colour, Reflow: breaksLinesAnew(a.environ)}
+	opts := ui.Options{Out: a.stderr, Live: a.drawsOn(a.stderr) && !json, Colour: u.colour, Reflow: breaksLinesAnew(a.environ)}
 	if a.terminal(a.stderr) {
 		opts.Size = a.size
 	}

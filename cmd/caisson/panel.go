@@ -313,7 +313,7 @@ func runConfer(ctx context.Context, a *app, f panelFlags, names, args []string) 
 	if len(names) == 0 {
 		names = []string{""}
 	}
-	ctx, _, _, stop := handleInterrupts(ctx, a.takeSignals(), a.warn, a.exit)
+	ctx, _, _, stop := a.handleInterrupts(ctx, a.warn)
 	defer stop()
 	r, err := openPanel(ctx, a, "confer", f, args, names)
 	if err != nil {
@@ -335,7 +335,7 @@ func runCoordinate(ctx context.Context, a *app, f coordinateFlags, args []string
 	if len(critics) == 0 {
 		critics = []string{""}
 	}
-	ctx, _, _, stop := handleInterrupts(ctx, a.takeSignals(), a.warn, a.exit)
+	ctx, _, _, stop := a.handleInterrupts(ctx, a.warn)
 	defer stop()
 	r, err := openPanel(ctx, a, "coordinate", f.panelFlags, args, slices.Concat([]string{f.Proposer, f.Synthesizer}, critics))
 	if err != nil {

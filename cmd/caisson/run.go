@@ -125,12 +125,12 @@ func runTask(ctx context.Context, a *app, f runFlags, args []string) (err error)
 	s.resume = session
 	s.apply, s.verifies = f.Apply, f.Verify != ""
 	if f.Attempts > 0 {
-		ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), func(text string) { a.printLines("caisson: " + text) }, a.exit)
+		ctx, force, _, stop := a.handleInterrupts(ctx, a.warn)
 		defer stop()
 		return runBestOf(ctx, a, s, f, text, force)
 	}
 	u := newInterface(a, f.JSON)
-	ctx, force, cancel, stop := handleInterrupts(ctx, a.takeSignals(), u.printNotice, a.exit)
+	ctx, force, cancel, stop := a.handleInterrupts(ctx, u.printNotice)
 	defer stop()
 	defer u.close(ctx)
 	u.broken = func() { cancel(&runner.Interrupted{Signal: sigpipe}) }
@@ -142,13 +142,9 @@ func runTask(ctx context.Context, a *app, f runFlags, args []string) (err error)
 	o.Apply = f.Apply
 	report.setChecks(&o, u, format)
 	u.attach(&o, force)
-	answer, err := openOutput(f.Output, "-o", "answer")
+	answer, patch, err := f.openOutputs()
 	if err != nil {
 		return err
-	}
-	patch, err := openOutput(f.Patch, "--patch-out", "patch")
-	if err != nil {
-		return errors.Join(err, answer.Close())
 	}
 	r, err := runner.Run(ctx, o)
 	if err != nil {
@@ -190,11 +186,27 @@ func (f *runFlags) impliesOverlay() error {
 	if !f.Apply && f.Patch == "" {
 		return nil
 	}
+	return f.keepChanges("--apply and --patch-out need")
+}
+
+// keepChanges sets overlay mode if none is set. It refuses a mode that keeps no changes.
+func (f *runFlags) keepChanges(need string) error {
 	if f.Settings.Mode == nil {
 		f.Settings.Mode = new(string(sandbox.ModeOverlay))
 	}
 	if !sandbox.WorkspaceMode(*f.Settings.Mode).KeepsChanges() {
-		return newUsageError("--apply and --patch-out need overlay or copy mode, not --mode %s", *f.Settings.Mode)
+		return newUsageError("%s overlay or copy mode, not --mode %s", need, *f.Settings.Mode)
 	}
 	return nil
+}
+
+// openOutputs opens the files of -o and --patch-out. Each is nil without its flag.
+func (f *runFlags) openOutputs() (answer, patch *outputFile, err error) {
+	if answer, err = openOutput(f.Output, "-o", "answer"); err != nil {
+		return nil, nil, err
+	}
+	if patch, err = openOutput(f.Patch, "--patch-out", "patch"); err != nil {
+		return nil, nil, errors.Join(err, answer.Close())
+	}
+	return answer, patch, nil
 }

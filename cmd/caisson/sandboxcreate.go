@@ -80,7 +80,7 @@ func createSandbox(ctx context.Context, a *app, f *createFlags) error {
 	}
 	args := slices.Clone(a.args)
 	args[slices.Index(args, "create")] = holdWord
-	ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), a.warn, a.exit)
+	ctx, force, _, stop := a.handleInterrupts(ctx, a.warn)
 	defer stop()
 	id, err := detach.Start(ctx, program, args, a.stderr, force)
 	if e, ok := errors.AsType[*detach.EndedError](err); ok { // it has printed why
@@ -106,7 +106,7 @@ func holdSandbox(ctx context.Context, a *app, f *createFlags) error {
 	defer s.close()
 	s.orders = true
 	u := newInterface(a, false)
-	ctx, force, cancel, stop := handleInterrupts(ctx, a.takeSignals(), u.printNotice, a.exit)
+	ctx, force, cancel, stop := a.handleInterrupts(ctx, u.printNotice)
 	defer stop()
 	defer u.close(ctx)
 	watch := runner.NewCommandWatch()
@@ -161,7 +161,7 @@ func removeSandboxes(ctx context.Context, a *app, ids []string) error {
 		return err
 	}
 	defer bs.close()
-	ctx, _, _, stop := handleInterrupts(ctx, a.takeSignals(), func(string) {}, a.exit)
+	ctx, _, _, stop := a.handleInterrupts(ctx, func(string) {})
 	defer stop()
 	var first error
 	for _, id := range ids {
@@ -254,7 +254,7 @@ func copyFiles(ctx context.Context, a *app, source, destination string) error {
 	if err != nil {
 		return err
 	}
-	ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), func(string) {}, a.exit)
+	ctx, force, _, stop := a.handleInterrupts(ctx, func(string) {})
 	defer stop()
 	c := copier{app: a, session: session, stateDir: bs.environ.stateDir(), abandon: force}
 	if in {

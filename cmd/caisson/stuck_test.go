@@ -68,7 +68,8 @@ func TestARecordThatNobodyReadsHoldsNothingUp(t *testing.T) {
 // TestThreeSignalsEndTheProgram: the third one waits for nothing.
 func TestThreeSignalsEndTheProgram(t *testing.T) {
 	signals, exited := make(chan os.Signal, 3), make(chan int, 1)
-	ctx, force, _, stop := handleInterrupts(t.Context(), signals, func(string) {}, func(status int) { exited <- status })
+	a := &app{signals: signals, exit: func(status int) { exited <- status }}
+	ctx, force, _, stop := a.handleInterrupts(t.Context(), func(string) {})
 	defer stop()
 	for range 3 {
 		signals <- syscall.SIGTERM

@@ -181,7 +181,7 @@ records so far are shown; --follow continues until its end.
 			ctx := cmd.Context()
 			if f.Follow {
 				var stop func()
-				ctx, _, _, stop = handleInterrupts(ctx, a.takeSignals(), func(string) {}, a.exit)
+				ctx, _, _, stop = a.handleInterrupts(ctx, func(string) {})
 				defer stop()
 				o.Again = func() bool { return waitForRecords(ctx) }
 			}
