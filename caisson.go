@@ -207,8 +207,12 @@ func (s *Session) Ask(ctx context.Context, message string) (string, error) {
 // Only Argv, Dir, Timeout and the streams of c may be set.
 func (s *Session) Exec(ctx context.Context, c sandbox.Command) (sandbox.ExitStatus, error) {
 	other := c
-	other.Argv, other.Dir, other.Timeout = nil, "", 0
-	other.Stdin, other.Stdout, other.Stderr = nil, nil, nil
+	other.Argv = nil
+	other.Dir = ""
+	other.Timeout = 0
+	other.Stdin = nil
+	other.Stdout = nil
+	other.Stderr = nil
 	if !reflect.ValueOf(other).IsZero() { // a bound without effect must not go unnoticed
 		return sandbox.ExitStatus{}, fmt.Errorf("run command: %w: it has more than Argv, Dir, Timeout and streams", sandbox.ErrInvalid)
 	}

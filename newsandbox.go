@@ -164,7 +164,7 @@ func openParts(ctx context.Context, o SandboxOptions, secrets []redact.Secret) (
 		return nil, err
 	}
 	p.Push(p.host.Close)
-	p.setup.Root, p.setup.User, p.setup.Service = o.Root, o.User, o.Service
+	p.setup = sandbox.Setup{Root: o.Root, User: o.User, Service: o.Service}
 	if p.setup.Image, p.setup.Resources, err = o.withDefaults(); err != nil {
 		return nil, err
 	}

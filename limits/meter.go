@@ -241,7 +241,10 @@ func (p Price) forInput(tokens int64) Price {
 	for _, t := range p.Tiers {
 		if tokens > t.Above && t.Above > above {
 			above = t.Above
-			p.Input, p.CachedInput, p.CacheWrite, p.Output = t.Input, t.CachedInput, t.CacheWrite, t.Output
+			p.Input = t.Input
+			p.CachedInput = t.CachedInput
+			p.CacheWrite = t.CacheWrite
+			p.Output = t.Output
 		}
 	}
 	return p

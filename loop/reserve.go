@@ -76,7 +76,9 @@ func (t *turn) reserveRequest(ctx context.Context, c *pendingCall) *ending {
 	if err != nil {
 		return endingForLedger(ctx, t.log, err)
 	}
-	c.reservation.demand, c.reservation.maxOutput, c.reservation.settle = entry.Demand, entry.Demand.Output, entry.Settle
+	c.reservation.demand = entry.Demand
+	c.reservation.maxOutput = entry.Demand.Output
+	c.reservation.settle = entry.Settle
 	if entry.Lowered != nil {
 		c.reservation.lowered = entry.Lowered
 	}
@@ -193,7 +195,9 @@ const (
 // count, if the request begins like the counted one, plus one token per byte of the
 // rest. In all tokenizers in use, a token stands for at least one byte of text.
 func (n *countedInput) estimateInput(messages []Message, offered []tools.Definition, model string) int64 {
-	total, from, defined := int64(requestTokens), 0, definitionBytes(offered)
+	total := int64(requestTokens)
+	from := 0
+	defined := definitionBytes(offered)
 	if n.tokens > 0 && n.model == model && n.messages > 0 && n.messages <= len(messages) && messageIdentity(messages[n.messages-1]) == n.last {
 		total, from = total+n.tokens, n.messages
 		if defined == n.toolBytes {

@@ -62,7 +62,10 @@ func (v *View) estimateTokens() int64 { return v.tokens - v.saved/tokenBytes }
 
 // setSummary sets the summary and forgets messages that are not in the trimmed history.
 func (v *View) setSummary(s *Summary, trimmed []Message) {
-	v.summary, v.summaryMessage, v.failedAt, v.renderedFor = s, s.renderMessage(), 0, ""
+	v.summary = s
+	v.summaryMessage = s.renderMessage()
+	v.failedAt = 0
+	v.renderedFor = ""
 	v.canaries = &boundary.Canaries{}
 	wrapped := make(map[string][]tools.Block, len(v.wrapped))
 	for _, m := range trimmed {
@@ -85,7 +88,9 @@ func (v *View) setSummary(s *Summary, trimmed []Message) {
 // messages are rendered.
 func (v *View) renderHistory(history []Message, model string) []Message {
 	if v.renderedFor != model || v.renderedCount > len(history) {
-		v.rendered, v.renderedFor, v.renderedCount = nil, model, 0
+		v.rendered = nil
+		v.renderedFor = model
+		v.renderedCount = 0
 	}
 	head := -1
 	if v.summary != nil {
@@ -283,7 +288,9 @@ func (v *View) redactCanaries(m *Message) (leaks int) {
 			}
 			u.Input, u.Raw = slices.Clip([]byte(input)), raw
 			if !json.Valid(u.Input) {
-				u.Input, u.InputError, u.Raw = []byte("{}"), leakedCall, input
+				u.Input = []byte("{}")
+				u.InputError = leakedCall
+				u.Raw = input
 			}
 			m.Blocks[i].ToolUse = &u
 			leaks += n + inRaw

@@ -76,7 +76,8 @@ func acquire(ctx context.Context, path string, wait time.Duration, try func(*flo
 		}
 		if ok {
 			_ = file.Close() // the holder has removed the file
-			if gone++; gone < maxGone {
+			gone++
+			if gone < maxGone {
 				continue // nobody holds it, so even a caller that doesn't wait can have it
 			}
 		}

@@ -64,7 +64,9 @@ func (m *Model) buildRequest(req loop.Request) (chatRequest, error) {
 			return out, fmt.Errorf("offer tool: %w", err)
 		}
 		tool := chatTool{Type: "function"}
-		tool.Function.Name, tool.Function.Description, tool.Function.Parameters = string(name), d.Description, d.InputSchema
+		tool.Function.Name = string(name)
+		tool.Function.Description = d.Description
+		tool.Function.Parameters = d.InputSchema
 		out.Tools = append(out.Tools, tool)
 	}
 	switch effort := m.options.ReasoningEffort; {

@@ -82,7 +82,8 @@ func (m *Model) readResponseStream(res *http.Response, onDelta func(loop.Delta))
 		if bytes.HasPrefix(data, []byte("[DONE]")) {
 			break
 		}
-		if a.size += len(data); len(data) > 2*modelhttp.MaxContentBytes || a.size > 4*modelhttp.MaxContentBytes {
+		a.size += len(data)
+		if len(data) > 2*modelhttp.MaxContentBytes || a.size > 4*modelhttp.MaxContentBytes {
 			return loop.Response{}, modelhttp.ErrTooLarge
 		}
 		end, err := a.addEvent(data)

@@ -67,7 +67,8 @@ func (p *panel) runStages(ctx context.Context, o CoordinateOptions, c *Coordinat
 	}})
 	c.Workers = append(c.Workers, first...)
 	c.Status = first[0].Status
-	if c.Proposal = parseEnvelope(first[0]); c.Proposal == nil {
+	c.Proposal = parseEnvelope(first[0])
+	if c.Proposal == nil {
 		return
 	}
 	var critics []assignment

@@ -66,7 +66,9 @@ func (p *panel) newWorker(a assignment) *workerTurn {
 
 func (w *workerTurn) answerQuestion(ctx context.Context) Answer {
 	w.started = time.Now()
-	text, problems, err := "", []string(nil), context.Cause(ctx)
+	var text string
+	var problems []string
+	err := context.Cause(ctx)
 	if err == nil && w.task.tools {
 		if w.gateway, err = w.panel.tools.newGateway(w.panel.opts.Session, w.panel.log, w.reportStart); err == nil {
 			defer w.closeGateway()
@@ -87,7 +89,10 @@ func (w *workerTurn) answerQuestion(ctx context.Context) Answer {
 	}
 	switch {
 	case err != nil:
-		a.Status, a.Answer, a.Problems, a.Error = StatusFailed, "", nil, w.describeFailure(err)
+		a.Status = StatusFailed
+		a.Answer = ""
+		a.Problems = nil
+		a.Error = w.describeFailure(err)
 	case len(problems) > 0:
 		a.Status = StatusInvalid
 	}

@@ -246,7 +246,8 @@ func (p *panel) emit(e Event) {
 	if p.opts.Emit == nil || p.emitErr != nil {
 		return
 	}
-	if p.emitErr = p.opts.Emit(e); p.emitErr != nil {
+	p.emitErr = p.opts.Emit(e)
+	if p.emitErr != nil {
 		p.cancel(p.emitErr)
 	}
 }

@@ -124,7 +124,8 @@ func (b *boundedBody) Read(p []byte) (int, error) {
 		return 0, ErrTooLarge
 	}
 	n, err := b.body.Read(p[:min(int64(len(p))-1, b.left)+1])
-	if b.left -= int64(n); b.left < 0 {
+	b.left -= int64(n)
+	if b.left < 0 {
 		return n - 1, ErrTooLarge
 	}
 	if err != nil && !errors.Is(err, io.EOF) {
