@@ -79,10 +79,9 @@ type Options struct {
 	// container can be killed.
 	Abandon   time.Duration
 	OnAbandon func(callID string, def tools.Definition)
-	// ResultBytes bounds every result below the tool's own bound, and
-	// ResultCharacters bounds it in characters (4,000 for workers). Zero bounds
-	// nothing.
-	ResultBytes, ResultCharacters int
+	// ResultCharacters bounds every result in characters (4,000 for workers). Zero
+	// means no such bound.
+	ResultCharacters int
 	// Logger gets what may not be shown. It may be nil.
 	Logger *zap.Logger
 }
@@ -133,8 +132,8 @@ func New(opts Options) (*Dispatcher, error) {
 	default:
 		return nil, fmt.Errorf("make dispatcher: OnPrompt is %q, must be deny, fail or allow", opts.OnPrompt)
 	}
-	if opts.Concurrency < 0 || opts.ConfirmTimeout < 0 || opts.Abandon < 0 || opts.ResultBytes < 0 || opts.ResultCharacters < 0 {
-		return nil, errors.New("make dispatcher: Concurrency, ConfirmTimeout, Abandon, ResultBytes and ResultCharacters must not be negative")
+	if opts.Concurrency < 0 || opts.ConfirmTimeout < 0 || opts.Abandon < 0 || opts.ResultCharacters < 0 {
+		return nil, errors.New("make dispatcher: Concurrency, ConfirmTimeout, Abandon and ResultCharacters must not be negative")
 	}
 	opts = withDefaults(opts)
 	danger, err := opts.Policy.DangerMatcher(opts.Mount)

@@ -117,7 +117,7 @@ func (r *round) executeTool(p *pending) (out tools.Output, err, cause error) {
 	events := &callEvents{out: &r.d.out, callID: p.call.ID}
 	defer events.close()
 	call := p.call
-	call.Delta, call.Asked, call.ResultBytes = events.emitDelta, p.confirm != nil, r.resultBytes(p)
+	call.Delta, call.Asked, call.ResultBytes = events.emitDelta, p.confirm != nil, p.resultBytes()
 
 	type outcome struct {
 		out tools.Output
@@ -216,7 +216,7 @@ func (r *round) completeCall(p *pending, out tools.Output, diff string, took tim
 	if !out.Success {
 		diff = ""
 	}
-	content, cut := boundBlocks(out.Content, r.resultBytes(p), r.d.opts.ResultCharacters)
+	content, cut := boundBlocks(out.Content, p.resultBytes(), r.d.opts.ResultCharacters)
 	out.Content, out.Metadata = nil, r.recordableMetadata(p, out.Metadata)
 	if len(content) == 0 {
 		content = []tools.Block{{Text: "(no output)"}} // some providers refuse an empty result
@@ -287,17 +287,15 @@ func (r *round) failureMessage(p *pending, fail *tools.Error) (message, id strin
 	return "Tool execution failed (error id " + id + ").", id
 }
 
-// resultBytes returns the bound of a call's result: the least of the tool's, the
-// session's and the model's remaining room.
-func (r *round) resultBytes(p *pending) int {
+// resultBytes returns the bound of a call's result: the tool's, or less if the model
+// has less room left.
+func (p *pending) resultBytes() int {
 	limit := tools.DefaultResultBytes
 	if p.tool != nil {
 		limit = p.tool.Definition.ResultBytes
 	}
-	for _, bound := range []int{r.d.opts.ResultBytes, p.call.ResultBytes} {
-		if bound > 0 {
-			limit = min(limit, bound)
-		}
+	if p.call.ResultBytes > 0 {
+		limit = min(limit, p.call.ResultBytes)
 	}
 	return limit
 }
@@ -307,7 +305,7 @@ func (r *round) boundText(p *pending, s string) string {
 	if s == "" {
 		return ""
 	}
-	blocks, _ := boundBlocks([]tools.Block{{Text: s}}, r.resultBytes(p), r.d.opts.ResultCharacters)
+	blocks, _ := boundBlocks([]tools.Block{{Text: s}}, p.resultBytes(), r.d.opts.ResultCharacters)
 	return blocksText(blocks)
 }
 

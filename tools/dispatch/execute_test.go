@@ -345,7 +345,8 @@ func TestResultsAreBoundedAndRepaired(t *testing.T) {
 	broken := newDispatcher(t, rec, Options{Policy: preset(t, "default")}, breaks)
 	wantText(t, roundOK(t, broken, call("f", "probe", `{}`))[0], true,
 		"Broken. Files changed before that: a\ufffd.\nOutput until then:\n\ufffd0123456\n[… 983 of 1003 bytes left out …]\n0123456789")
-	small := newDispatcher(t, rec, Options{Policy: preset(t, "default"), ResultBytes: 4}, probe)
+	probe.def.ResultBytes = 4
+	small := newDispatcher(t, rec, Options{Policy: preset(t, "default")}, probe)
 	wantText(t, roundOK(t, small, call("b", "probe", `{}`))[0], true, "01\n[… 996 of 1000 bytes left out …]\n89")
 }
 

@@ -201,11 +201,10 @@ func TestMetadataThatCannotBeRecorded(t *testing.T) {
 	}
 }
 
-// A result is bounded by its tool, its session and the call. The tool learns the
-// effective bound.
+// A result is bounded by its tool and the call. The tool learns the effective bound.
 func TestResultsShrinkWithTheRoomOfTheirCall(t *testing.T) {
-	for _, tt := range []struct{ tool, session, call, want int }{
-		{0, 0, 0, tools.DefaultResultBytes}, {0, 0, 3000, 3000}, {0, 2000, 3000, 2000}, {0, 3000, 2000, 2000}, {1000, 3000, 2000, 1000}, {0, 0, 90_000, tools.DefaultResultBytes}, {0, 1, 0, 1},
+	for _, tt := range []struct{ tool, call, want int }{
+		{0, 0, tools.DefaultResultBytes}, {0, 3000, 3000}, {1000, 2000, 1000}, {0, 90_000, tools.DefaultResultBytes}, {1, 0, 1},
 	} {
 		rec := &recorder{}
 		told := 0
@@ -214,7 +213,7 @@ func TestResultsShrinkWithTheRoomOfTheirCall(t *testing.T) {
 			return textOutput(strings.Repeat("x", 200_000)), nil
 		})
 		tool.def.ResultBytes = tt.tool
-		d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), ResultBytes: tt.session}, tool)
+		d := newDispatcher(t, rec, Options{Policy: preset(t, "default")}, tool)
 		c := call("a", "probe", `{}`)
 		c.ResultBytes = tt.call
 		r := roundOK(t, d, c)[0]
