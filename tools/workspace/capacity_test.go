@@ -64,7 +64,7 @@ func TestTextIsBounded(t *testing.T) {
 		{deep, 1, files},
 	} {
 		for _, most := range []int64{1 << 20, 0} {
-			r := l.reader(ReaderOptions{MaxTextBytes: most})
+			r := l.reader(ReaderOptions{maxTextBytes: most})
 			limit, cut := int64(DefaultMaxTextBytes), most != 0
 			if cut {
 				limit = most

@@ -88,7 +88,7 @@ type Capacity struct {
 }
 
 func (o *ReaderOptions) capacity() Capacity {
-	return Capacity{Entries: o.MaxEntries, Bytes: o.MaxTextBytes}
+	return Capacity{Entries: o.MaxEntries, Bytes: o.maxTextBytes}
 }
 
 // Fits reports whether there is room for e.

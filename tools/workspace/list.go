@@ -8,9 +8,9 @@ import (
 )
 
 // List returns the entries of a directory and of the directories below it. The
-// depth is capped to between 1 and MaxDepth. Directories near the top are read
-// first, so that the bounds on entries and time cut off the deepest ones. Only path
-// itself may be a symlink.
+// depth is capped to between 1 and [DefaultMaxDepth]. Directories near the top are
+// read first, so that the bounds on entries and time cut off the deepest ones. Only
+// path itself may be a symlink.
 func (r *Reader) List(ctx context.Context, path string, depth int) (Listing, error) {
 	rel, e := r.prefixes.relativePath(path)
 	if e != nil {
@@ -18,7 +18,7 @@ func (r *Reader) List(ctx context.Context, path string, depth int) (Listing, err
 	}
 	return runGuarded(ctx, r.guard, path, func(ctx context.Context) (Listing, error) {
 		l := lister{reader: r, capacity: r.options.capacity(), root: rel}
-		l.depth = min(max(depth, 1), r.options.MaxDepth)
+		l.depth = min(max(depth, 1), r.options.maxDepth)
 		l.capped = depth > l.depth
 		l.until = time.Now().Add(r.options.Deadline)
 		if err := l.listTree(ctx, path); err != nil {

@@ -108,13 +108,13 @@ func TestDirectoryBombs(t *testing.T) {
 	if err != nil || len(list.Entries) != DefaultMaxDepth || !slices.Contains(list.Incomplete, list.Entries[DefaultMaxDepth-1].Path) {
 		t.Errorf("list of a deep directory: %d entries, incomplete %d, %v", len(list.Entries), len(list.Incomplete), err)
 	}
-	r = l.reader(ReaderOptions{MaxDepth: 5000})
+	r = l.reader(ReaderOptions{maxDepth: 5000})
 	list, err = r.List(t.Context(), "deep", 5000)
 	if err != nil || len(list.Incomplete) != 1 || len(list.Entries) < 1000 {
 		t.Errorf("list beyond the length of a path: %d entries, incomplete %d, %v", len(list.Entries), len(list.Incomplete), err)
 	}
 	all := SearchOptions{Visit: func(string, SearchResult) error { return nil }}
-	w, err := l.reader(ReaderOptions{MaxDepth: 5000, MaxEntries: 2 * many}).Search(t.Context(), ".", all)
+	w, err := l.reader(ReaderOptions{maxDepth: 5000, MaxEntries: 2 * many}).Search(t.Context(), ".", all)
 	if err != nil || w.Truncated || len(w.Incomplete) != 1 || w.Entries < many+links {
 		t.Errorf("search of everything: %d entries, truncated %v, incomplete %d, %v", w.Entries, w.Truncated, len(w.Incomplete), err)
 	}

@@ -103,7 +103,7 @@ func TestSizes(t *testing.T) {
 	l.file("empty", "")
 	l.file("big", "")
 	l.must(os.Truncate(l.path("big"), 1<<40))
-	r := l.reader(ReaderOptions{MaxFileBytes: 1 << 20})
+	r := l.reader(ReaderOptions{maxFileBytes: 1 << 20})
 	cases := []struct {
 		path         string
 		offset, most int64
@@ -194,7 +194,7 @@ func TestSizeThatLies(t *testing.T) {
 func TestSizeThatMoves(t *testing.T) {
 	l := newLayout(t)
 	l.file("f", strings.Repeat("x", 1000))
-	r := l.reader(ReaderOptions{MaxFileBytes: 1 << 20})
+	r := l.reader(ReaderOptions{maxFileBytes: 1 << 20})
 	n, info, err := r.tree.openFile("f")
 	l.must(err)
 	defer n.close()

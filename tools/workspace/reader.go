@@ -24,22 +24,12 @@ type ReaderOptions struct {
 	// HostPath and ContainerPath are absolute spellings of the workspace that may
 	// precede a path, or "". They are never opened.
 	HostPath, ContainerPath string
-	MaxFileBytes            int64
-	MaxEntries              int
-	// MaxTextBytes bounds the bytes of paths and symlink targets in one List, which
-	// even few entries can have many of.
-	MaxTextBytes int64
-	// MaxDepth bounds how deep List and Search go. The entries of path itself are at
-	// depth 1.
-	MaxDepth int
+	// MaxEntries bounds the entries of one List or Search.
+	MaxEntries int
 	// Deadline bounds each call's wait for the file system: a whole ReadFile, Stat
 	// or List, and each directory and file of a Search. It applies to file systems
 	// that may never answer (network, FUSE, anything not known to be local).
 	Deadline time.Duration
-	// MaxStuck bounds the calls inside such a file system at once, including those
-	// given up. A further call waits until its deadline, or fails at once if all
-	// were given up.
-	MaxStuck int
 	// Layers, if set, are the layers of the overlay whose root is the Reader's
 	// directory. Nothing else may write to them: files that only the lower layer
 	// has may be read there.
@@ -48,6 +38,14 @@ type ReaderOptions struct {
 	// credentials (the guest's threads have the commands' credentials). The
 	// Deadline then has no effect.
 	OwnThread bool
+
+	// Tests set the others. maxTextBytes bounds the bytes of paths and symlink
+	// targets in one List, which even few entries can have many of. maxDepth is 1 for
+	// the entries of path itself. maxStuck bounds the calls inside a file system that
+	// doesn't answer, including those given up. A further call waits until its
+	// deadline, or fails at once if all were given up.
+	maxFileBytes, maxTextBytes int64
+	maxDepth, maxStuck         int
 }
 
 // Layers are the layers of an overlay that follows no redirects (mounted with
@@ -61,7 +59,7 @@ type Layers struct{ Upper, Lower *os.File }
 // wrap context.Cause(ctx) if ctx ended first.
 //
 // A call that is cancelled or past its deadline returns at once. If it is stuck in
-// the kernel it is left behind, at most MaxStuck times. Other mounts are not
+// the kernel it is left behind, at most [DefaultMaxStuck] times. Other mounts are not
 // entered, so this happens only if the workspace itself is on such a file system.
 type Reader struct {
 	tree     *tree  // nil if remote is set
@@ -75,7 +73,7 @@ type Reader struct {
 // system until Deadline.
 func NewReader(dir *os.File, o ReaderOptions) (*Reader, error) {
 	o = o.withDefaults()
-	g := newGuard(o.Deadline, o.MaxStuck)
+	g := newGuard(o.Deadline, o.maxStuck)
 	g.local = o.OwnThread
 	t, err := runGuarded(context.Background(), g, dir.Name(), func(context.Context) (*tree, error) { return newTreeOf(dir, o.Layers) })
 	if err != nil {
@@ -95,12 +93,12 @@ func NewReader(dir *os.File, o ReaderOptions) (*Reader, error) {
 func (r *Reader) IsLocal() bool { return r.tree != nil && r.tree.local }
 
 func (o ReaderOptions) withDefaults() ReaderOptions {
-	setDefault(&o.MaxFileBytes, DefaultMaxFileBytes)
+	setDefault(&o.maxFileBytes, DefaultMaxFileBytes)
 	setDefault(&o.MaxEntries, DefaultMaxEntries)
-	setDefault(&o.MaxTextBytes, DefaultMaxTextBytes)
-	setDefault(&o.MaxDepth, DefaultMaxDepth)
+	setDefault(&o.maxTextBytes, DefaultMaxTextBytes)
+	setDefault(&o.maxDepth, DefaultMaxDepth)
 	setDefault(&o.Deadline, DefaultDeadline)
-	setDefault(&o.MaxStuck, DefaultMaxStuck)
+	setDefault(&o.maxStuck, DefaultMaxStuck)
 	return o
 }
 
@@ -241,12 +239,12 @@ var _ View = (*Reader)(nil)
 const chunkBytes = 4 << 20
 
 // ReadFile reads at most most bytes of a regular file, from offset. If most is 0 or
-// more than MaxFileBytes, it means MaxFileBytes. The file's size and most bound the
+// more than [DefaultMaxFileBytes], it means that. The file's size and most bound the
 // memory used, whatever the file claims. FIFOs, devices and sockets are refused
 // without waiting.
 func (r *Reader) ReadFile(ctx context.Context, path string, offset, most int64) (File, error) {
-	if most == 0 || most > r.options.MaxFileBytes {
-		most = r.options.MaxFileBytes
+	if most == 0 || most > r.options.maxFileBytes {
+		most = r.options.maxFileBytes
 	}
 	rel, e := r.prefixes.relativePath(path)
 	if e == nil && (offset < 0 || most < 0) {

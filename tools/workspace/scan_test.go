@@ -62,7 +62,7 @@ func TestScan(t *testing.T) {
 	held, err := os.Open(root)
 	make(err)
 	defer held.Close()
-	r, err := NewReader(held, ReaderOptions{MaxEntries: 10, MaxTextBytes: 100, MaxDepth: 1})
+	r, err := NewReader(held, ReaderOptions{MaxEntries: 10, maxTextBytes: 100, maxDepth: 1})
 	make(err)
 
 	var got []string

@@ -361,7 +361,7 @@ func (s *searcher) makePieces(d *searchDir) {
 		if isDir {
 			child := &searchDir{path: joinPath(d.path, n.name), name: n.name, depth: d.depth + 1, parent: d, rules: d.rules}
 			p := d.addPiece(&piece{child: child, at: i})
-			if d.depth == s.reader.options.MaxDepth {
+			if d.depth == s.reader.options.maxDepth {
 				p.state = pieceDone
 				d.undone--
 			}
@@ -476,7 +476,7 @@ func (s *searcher) awaitPiece(ctx context.Context, p *piece) bool {
 func (s *searcher) visitSubdirectory(ctx context.Context, d *searchDir) error {
 	f, ok := errors.AsType[*Error](d.err)
 	switch {
-	case d.depth > s.reader.options.MaxDepth:
+	case d.depth > s.reader.options.maxDepth:
 		s.Incomplete = addIncomplete(s.Incomplete, d.path)
 	case s.most == 0:
 		s.Truncated = true

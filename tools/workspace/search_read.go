@@ -18,7 +18,7 @@ func (r *Reader) openNames(ctx context.Context, above *dirHandle, rel, name stri
 	if len(rel) > MaxPathBytes {
 		return openedDir{}, &Error{Kind: KindInvalid, Path: abbreviatePath(rel), Detail: "the path is too long"}
 	}
-	capacity := Capacity{Entries: maxDirNames, Bytes: min(r.options.MaxTextBytes, searchDirText)}
+	capacity := Capacity{Entries: maxDirNames, Bytes: min(r.options.maxTextBytes, searchDirText)}
 	h := newDirHandle()
 	opened, err := runGuarded(ctx, r.guard, rel, func(ctx context.Context) (o openedDir, err error) {
 		if !h.acquire() {

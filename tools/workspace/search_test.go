@@ -75,7 +75,7 @@ func (w *reference) walk(dir string, depth int, rules Rules) error {
 			if w.o.Examine == nil || e.Type == TypeFile {
 				w.add(e.Path)
 			}
-		case depth == w.r.options.MaxDepth:
+		case depth == w.r.options.maxDepth:
 			w.Incomplete = addIncomplete(w.Incomplete, e.Path)
 		case w.left.Entries == 0:
 			w.Truncated = true
@@ -155,7 +155,7 @@ func TestSearchIsAWalk(t *testing.T) {
 					}
 				}
 			}
-			r := l.readerIn(walking, ReaderOptions{MaxDepth: rapid.SampledFrom([]int{0, 2}).Draw(rt, "depth")})
+			r := l.readerIn(walking, ReaderOptions{maxDepth: rapid.SampledFrom([]int{0, 2}).Draw(rt, "depth")})
 			o := SearchOptions{MaxEntries: rapid.SampledFrom([]int{0, 1, 5, 20}).Draw(rt, "most"), MaxFile: 60_000}
 			if rapid.Bool().Draw(rt, "rules") {
 				o.Rules, o.RulesFile, o.MaxRules = lineRules{"c"}, "rules", 100

@@ -26,14 +26,14 @@ type Remote interface {
 	ReadFiles(ctx context.Context, dir string, names []string, most int64, each func(i int, f File, err error)) (int, error)
 }
 
-// NewRemoteReader returns a Reader of what remote sees. At most [RemoteRequests]
-// directories are read at once unless MaxStuck is set.
+// NewRemoteReader returns a Reader of what remote sees. It reads at most
+// [RemoteRequests] directories at once.
 func NewRemoteReader(remote Remote, o ReaderOptions) *Reader {
-	o.MaxStuck = cmp.Or(o.MaxStuck, RemoteRequests)
+	o.maxStuck = cmp.Or(o.maxStuck, RemoteRequests)
 	o = o.withDefaults()
 	return &Reader{
 		remote: remote, prefixes: newPrefixes(o.HostPath, o.ContainerPath),
-		guard: newGuard(o.Deadline, o.MaxStuck), options: o,
+		guard: newGuard(o.Deadline, o.maxStuck), options: o,
 	}
 }
 

@@ -98,7 +98,7 @@ func TestStuckWorkspace(t *testing.T) {
 
 	// Only the stuck reader has a short deadline: a busy machine must not disturb
 	// the other.
-	r := l.reader(ReaderOptions{MaxStuck: 3})
+	r := l.reader(ReaderOptions{maxStuck: 3})
 	if !r.guard.local {
 		t.Log("the directory for temporary files is not on a local file system")
 	}
