@@ -86,7 +86,7 @@ func TestOverlayIsLookedAtAndApplied(t *testing.T) {
 	if len(p.Conflicts) != 1 || p.Conflicts[0].Path != "a.txt" || w.read("a.txt") != "mine\n" || w.read("b.txt") != "" {
 		t.Errorf("a conflict: %+v; a.txt is %q, b.txt %q", p, w.read("a.txt"), w.read("b.txt"))
 	}
-	w.backend.requireGone(t)
+	w.backend.RequireGone(t)
 	if kept := w.diff(id); kept.State != StateEnded || kept.Changes != "kept" || len(kept.Conflicts) != 1 || len(kept.Files) != 2 {
 		t.Errorf("kept: %+v", kept)
 	}

@@ -21,7 +21,7 @@ const childEnv = "CAISSON_TEST_SERVER_CHILD"
 // child serves a world until it is killed, and prints its address.
 func child() {
 	root := os.Getenv(childEnv)
-	w := &testEnv{root: root, state: filepath.Join(root, "state"), turns: asks, policy: "default", backend: &fakeBackend{}}
+	w := &testEnv{root: root, state: filepath.Join(root, "state"), turns: asks, policy: "default", backend: newFakeBackend()}
 	s, err := New(w.options())
 	if err != nil {
 		fmt.Println(err)

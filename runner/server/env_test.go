@@ -59,7 +59,7 @@ type testEnv struct {
 func newTestEnv(t *testing.T, turns string, change ...func(*Options)) *testEnv {
 	t.Helper()
 	root := t.TempDir()
-	w := &testEnv{t: t, root: root, state: filepath.Join(root, "state"), dir: filepath.Join(root, "workspaces", "one"), turns: turns, policy: "default", backend: &fakeBackend{}}
+	w := &testEnv{t: t, root: root, state: filepath.Join(root, "state"), dir: filepath.Join(root, "workspaces", "one"), turns: turns, policy: "default", backend: newFakeBackend()}
 	if err := os.MkdirAll(w.dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -100,7 +100,7 @@ func (w *testEnv) serve(change ...func(*Options)) {
 			w.t.Errorf("stop: %v", err)
 		}
 		http.DefaultTransport.(*http.Transport).CloseIdleConnections()
-		w.backend.requireGone(w.t)
+		w.backend.RequireGone(w.t)
 	})
 }
 

@@ -476,14 +476,14 @@ func TestExecOutputIsBounded(t *testing.T) {
 func TestExecFails(t *testing.T) {
 	w := newTestEnv(t, "  - text: Never asked.\n")
 	id := w.startSandbox(`{}`).ID
-	w.backend.start = func(sandbox.Command) error {
+	w.backend.OnStart = func(context.Context, sandbox.Command) error {
 		return fmt.Errorf("%w: the working directory is not there", sandbox.ErrInvalid)
 	}
 	w.do(aliceToken, "POST", "/sandboxes/"+id+"/exec", execBody("say x"), "Accept", "application/json").requireProblem(t, 422, "command")
 	if o := w.followExec(t.Context(), id, execBody("say x")).readExec(); o.problem == nil || o.problem.Code != "command" {
 		t.Errorf("got %+v", o)
 	}
-	w.backend.start = func(sandbox.Command) error { return errors.New("secret of /the/host") }
+	w.backend.OnStart = func(context.Context, sandbox.Command) error { return errors.New("secret of /the/host") }
 	p := w.do(aliceToken, "POST", "/sandboxes/"+id+"/exec", execBody("say x"), "Accept", "application/json").requireProblem(t, 500, "internal")
 	if strings.Contains(p.Detail, "secret") || p.ErrorID == "" {
 		t.Errorf("got %+v", p)

@@ -11,13 +11,12 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/sandbox"
 	guestarchive "github.com/caisson-run/caisson/sandbox/guest/archive"
-	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // fakeBackend makes sandboxes in memory that know these commands:
@@ -27,10 +26,7 @@ import (
 //
 // Files are really written, in the folder or in a real overlay of it.
 type fakeBackend struct {
-	// create runs first in Create, if not nil.
-	create func(ctx context.Context) error
-	// start runs first in Start, if not nil.
-	start func(cmd sandbox.Command) error
+	fakesandbox.Backend
 	// clings is sent to when the command cling has begun, and when it ignores a
 	// signal.
 	clings chan struct{}
@@ -40,36 +36,14 @@ type fakeBackend struct {
 	// transfer, if not nil, replaces the commands that copy files.
 	transfer func(context.Context, sandbox.Command) sandbox.ExitStatus
 
-	mu    sync.Mutex
-	boxes []*fakeBox
-	ran   []string
+	mu  sync.Mutex
+	ran []string
 }
 
-func (f *fakeBackend) Name() string { return "fake" }
-
-func (f *fakeBackend) Check(context.Context) (sandbox.Info, error) {
-	return sandbox.Info{Backend: "fake", Local: true}, nil
-}
-func (f *fakeBackend) Sweep(context.Context) ([]sandbox.Orphan, error) { return nil, nil }
-func (f *fakeBackend) List(context.Context) ([]sandbox.Listing, error) { return nil, nil }
-
-func (f *fakeBackend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
-	if f.create != nil {
-		if err := f.create(ctx); err != nil {
-			return nil, err
-		}
-	}
-	b := &fakeBox{backend: f, spec: spec, done: make(chan struct{}), dir: spec.Workspace.Dir}
-	if spec.Workspace.Mode == sandbox.ModeOverlay {
-		if err := b.mount(); err != nil {
-			return nil, err
-		}
-	}
-	b.writer = workspace.NewWriter(b.dir, workspace.WriterOptions{HostPath: spec.Workspace.Path, ContainerPath: sandbox.WorkspaceDir})
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.boxes = append(f.boxes, b)
-	return b, nil
+func newFakeBackend() *fakeBackend {
+	f := &fakeBackend{}
+	f.Other = f.run
+	return f
 }
 
 // commands returns the commands that ran, in order.
@@ -79,179 +53,69 @@ func (f *fakeBackend) commands() []string {
 	return append([]string{}, f.ran...)
 }
 
-// requireGone fails the test if a sandbox is left.
-func (f *fakeBackend) requireGone(t *testing.T) {
-	t.Helper()
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for i, b := range f.boxes {
-		if b.State() != sandbox.StateStopped {
-			t.Errorf("sandbox %d of %d is left", i, len(f.boxes))
-		}
+// pathOf returns the path of a file in a sandbox's workspace.
+func pathOf(b *fakesandbox.Sandbox, name string) string {
+	if b.Spec.Workspace.Mode == sandbox.ModeOverlay {
+		return filepath.Join(b.Dir.Name(), name)
 	}
+	return filepath.Join(b.Spec.Workspace.Path, name)
 }
 
-type fakeBox struct {
-	backend *fakeBackend
-	spec    sandbox.Spec
-	writer  *workspace.Writer
-	dir     *os.File
-	merged  string
-
-	once sync.Once
-	done chan struct{}
-}
-
-func (b *fakeBox) ID() string { return "fake-" + b.spec.Session }
-
-func (b *fakeBox) State() sandbox.State {
-	select {
-	case <-b.done:
-		return sandbox.StateStopped
-	default:
-		return sandbox.StateRunning
-	}
-}
-
-func (b *fakeBox) Attestation() sandbox.Attestation {
-	return sandbox.Attestation{
-		Backend: "fake", Container: b.ID(), Network: "none", User: "10001:10001", Capabilities: []string{}, GuestCapabilities: []string{},
-		Namespaces: []string{"pid"}, Workspace: b.spec.Workspace.Path, WorkspaceMode: string(b.spec.Workspace.Mode),
-	}
-}
-
-// mount mounts a real overlay, which needs root.
-func (b *fakeBox) mount() (err error) {
-	w := b.spec.Workspace
-	b.merged = filepath.Join(b.spec.Dir, "merged")
-	if err := os.Mkdir(b.merged, 0o755); err != nil {
-		return err
-	}
-	options := fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s,userxattr", w.Path, filepath.Join(w.Layers, "upper"), filepath.Join(w.Layers, "work"))
-	if err := unix.Mount("overlay", b.merged, "overlay", 0, options); err != nil {
-		return fmt.Errorf("%w: mount overlay: %w", sandbox.ErrUnsupported, err)
-	}
-	b.dir, err = os.Open(b.merged)
-	return err
-}
-
-func (b *fakeBox) Ping(context.Context) error    { return nil }
-func (*fakeBox) Service() sandbox.ServiceProcess { return nil }
-
-func (b *fakeBox) Done() <-chan struct{} { return b.done }
-func (b *fakeBox) Err() error            { return nil }
-
-// Collect is for copies, which this fake does not make.
-func (*fakeBox) Collect(context.Context) error { return sandbox.ErrState }
-
-func (b *fakeBox) View() workspace.View {
-	if b.merged == "" {
-		return nil
-	}
-	r, err := workspace.NewReader(b.dir, workspace.ReaderOptions{HostPath: b.spec.Workspace.Path, ContainerPath: sandbox.WorkspaceDir})
-	if err != nil {
-		panic(err)
-	}
-	return r
-}
-
-func (b *fakeBox) Destroy(context.Context) error {
-	var err error
-	b.once.Do(func() {
-		if b.merged != "" {
-			err = errors.Join(b.dir.Close(), unix.Unmount(b.merged, 0), os.Remove(b.merged))
-		}
-		close(b.done)
-	})
-	return err
-}
-
-func (b *fakeBox) Apply(ctx context.Context, op workspace.Op) (workspace.Change, error) {
-	return b.writer.Apply(ctx, op)
-}
-
-func (b *fakeBox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.Process, error) {
-	if b.backend.start != nil {
-		if err := b.backend.start(cmd); err != nil {
-			return nil, err
-		}
-	}
-	p := &fakeProcess{done: make(chan struct{})}
-	go func() {
-		defer close(p.done)
-		p.exit = b.run(ctx, cmd)
-	}()
-	return p, nil
-}
-
-// path returns the path of a file in the workspace.
-func (b *fakeBox) path(name string) string {
-	if b.merged != "" {
-		return filepath.Join(b.merged, name)
-	}
-	return filepath.Join(b.spec.Workspace.Path, name)
-}
-
-func (b *fakeBox) run(ctx context.Context, cmd sandbox.Command) (exit sandbox.Exit) {
-	if cmd.Argv[0] == "bash" && len(cmd.Argv) == 3 {
-		return exit // there is a bash
-	}
+func (f *fakeBackend) run(ctx context.Context, b *fakesandbox.Sandbox, cmd sandbox.Command) (status sandbox.ExitStatus) {
 	if cmd.Argv[0] == sandbox.GuestPath {
-		exit.Status = b.transfer(ctx, cmd)
-		return exit
+		return f.copyFiles(ctx, b, cmd)
 	}
 	text := cmd.Argv[len(cmd.Argv)-1]
-	b.backend.mu.Lock()
-	b.backend.ran = append(b.backend.ran, text)
-	b.backend.mu.Unlock()
+	f.mu.Lock()
+	f.ran = append(f.ran, text)
+	f.mu.Unlock()
 	verb, rest, _ := strings.Cut(text, " ")
-	n := 0
 	switch verb {
 	case "say":
-		n, _ = io.WriteString(cmd.Stdout, rest+"\n")
+		_, _ = io.WriteString(cmd.Stdout, rest+"\n")
 	case "write":
 		name, content, _ := strings.Cut(rest, " ")
-		if os.WriteFile(b.path(name), []byte(content+"\n"), 0o644) != nil {
-			exit.Status.Code = 1
+		if os.WriteFile(pathOf(b, name), []byte(content+"\n"), 0o644) != nil {
+			status.Code = 1
 		}
 	case "link":
 		name, target, _ := strings.Cut(rest, " ")
-		if os.Symlink(target, b.path(name)) != nil {
-			exit.Status.Code = 1
+		if os.Symlink(target, pathOf(b, name)) != nil {
+			status.Code = 1
 		}
 	case "fill": // files with paths of 3,000 bytes
-		dir := b.path(strings.Repeat(strings.Repeat("d", 249)+"/", 12))
+		dir := pathOf(b, strings.Repeat(strings.Repeat("d", 249)+"/", 12))
 		err := os.MkdirAll(dir, 0o755)
 		count, _ := strconv.Atoi(rest)
 		for i := 0; i < count && err == nil; i++ {
 			err = os.WriteFile(filepath.Join(dir, strconv.Itoa(i)), nil, 0o644)
 		}
 		if err != nil {
-			exit.Status.Code = 1
+			status.Code = 1
 		}
 	case "flood":
 		total, _ := strconv.Atoi(rest)
-		for piece := []byte(strings.Repeat("x", 1023) + "\n"); n < total; n += len(piece) {
+		for n, piece := 0, []byte(strings.Repeat("x", 1023)+"\n"); n < total; n += len(piece) {
 			_, _ = cmd.Stdout.Write(piece)
 		}
 	case "hang":
-		n, _ = io.WriteString(cmd.Stdout, "so far\n")
+		_, _ = io.WriteString(cmd.Stdout, "so far\n")
 		select {
 		case <-ctx.Done():
-		case <-b.done:
+		case <-b.Done():
 		}
-		exit.Status = sandbox.ExitStatus{Code: -1, Signal: 15, Cancelled: ctx.Err() != nil}
+		status = sandbox.ExitStatus{Code: -1, Signal: 15, Cancelled: ctx.Err() != nil}
 	case "gate":
 		_, _ = io.WriteString(cmd.Stdout, "before\n")
 		select {
-		case <-b.backend.gate:
+		case <-f.gate:
 			_, _ = io.WriteString(cmd.Stdout, "after\n")
 			_, _ = io.WriteString(cmd.Stderr, "done\n")
-			exit.Status.Code = 3
+			status.Code = 3
 		case <-ctx.Done():
-			exit.Status = sandbox.ExitStatus{Code: -1, Signal: 15, Cancelled: true}
-		case <-b.done:
-			exit.Status = sandbox.ExitStatus{Code: -1, Signal: 9}
+			status = sandbox.ExitStatus{Code: -1, Signal: 15, Cancelled: true}
+		case <-b.Done():
+			status = sandbox.ExitStatus{Code: -1, Signal: 9}
 		}
 	case "cat":
 		if cmd.Stdin != nil {
@@ -266,28 +130,27 @@ func (b *fakeBox) run(ctx context.Context, cmd sandbox.Command) (exit sandbox.Ex
 			_, _ = cmd.Stderr.Write(text[i : i+1])
 		}
 	case "cling": // it ends with its sandbox alone
-		b.backend.clings <- struct{}{}
+		f.clings <- struct{}{}
 		<-ctx.Done()
-		b.backend.clings <- struct{}{}
-		<-b.done
-		exit.Status = sandbox.ExitStatus{Code: -1, Signal: 9, Cancelled: true}
+		f.clings <- struct{}{}
+		<-b.Done()
+		status = sandbox.ExitStatus{Code: -1, Signal: 9, Cancelled: true}
 	default:
-		exit.Status.Code = 127
+		status.Code = 127
 	}
-	exit.Stdout = sandbox.Stream{Total: int64(n), Live: int64(n)}
-	return exit
+	return status
 }
 
-// transfer packs and unpacks in the workspace, like the guest's binary, or
-// calls the test's transfer.
-func (b *fakeBox) transfer(ctx context.Context, cmd sandbox.Command) sandbox.ExitStatus {
-	if b.backend.transfer != nil {
-		return b.backend.transfer(ctx, cmd)
+// copyFiles packs and unpacks in the workspace, like the guest's binary, or
+// calls transfer.
+func (f *fakeBackend) copyFiles(ctx context.Context, b *fakesandbox.Sandbox, cmd sandbox.Command) sandbox.ExitStatus {
+	if f.transfer != nil {
+		return f.transfer(ctx, cmd)
 	}
 	var err error
 	switch cmd.Argv[1] {
 	case guestarchive.PackWord:
-		err = guestarchive.Pack(cmd.Stdout, b.path(cmd.Argv[2]), guestarchive.PackOptions{Name: cmd.Argv[3], LeaveOut: func(string, error) error { return nil }})
+		err = guestarchive.Pack(cmd.Stdout, pathOf(b, cmd.Argv[2]), guestarchive.PackOptions{Name: cmd.Argv[3], LeaveOut: func(string, error) error { return nil }})
 	case guestarchive.UnpackWord:
 		r, w := io.Pipe()
 		go func() {
@@ -295,7 +158,7 @@ func (b *fakeBox) transfer(ctx context.Context, cmd sandbox.Command) sandbox.Exi
 			w.CloseWithError(err)
 		}()
 		defer context.AfterFunc(ctx, func() { w.CloseWithError(context.Cause(ctx)) })()
-		err = guestarchive.Unpack(r, b.path(cmd.Argv[2]), guestarchive.Bounds{})
+		err = guestarchive.Unpack(r, pathOf(b, cmd.Argv[2]), guestarchive.Bounds{})
 		r.CloseWithError(io.ErrClosedPipe)
 	}
 	switch {
@@ -314,14 +177,4 @@ func (b *fakeBox) transfer(ctx context.Context, cmd sandbox.Command) sandbox.Exi
 		return sandbox.ExitStatus{Code: guestarchive.StatusNoFile}
 	}
 	return sandbox.ExitStatus{Code: 1}
-}
-
-type fakeProcess struct {
-	done chan struct{}
-	exit sandbox.Exit
-}
-
-func (p *fakeProcess) Wait() (sandbox.Exit, error) {
-	<-p.done
-	return p.exit, nil
 }

@@ -73,7 +73,7 @@ func FuzzRequests(f *testing.F) {
 	for _, s := range seeds {
 		f.Add(s.method, s.path, s.body)
 	}
-	w := &testEnv{state: f.TempDir(), root: f.TempDir(), turns: "  - text: Done.\n", policy: "default", backend: &fakeBackend{}}
+	w := &testEnv{state: f.TempDir(), root: f.TempDir(), turns: "  - text: Done.\n", policy: "default", backend: newFakeBackend()}
 	s, err := New(w.options())
 	if err != nil {
 		f.Fatal(err)

@@ -75,7 +75,7 @@ func TestManySessions(t *testing.T) {
 		all.Go(func() { w.do(bobToken, "DELETE", "/sessions/"+id, "").requireStatus(t, 200) })
 	}
 	all.Wait()
-	w.backend.requireGone(t)
+	w.backend.RequireGone(t)
 	for i, id := range ids {
 		for _, r := range w.trace(id) {
 			if r.Session != id {
@@ -293,7 +293,7 @@ func TestIdleSessionsEnd(t *testing.T) {
 	if last := all[len(all)-1]; last.name != "end" {
 		t.Errorf("the last event is %+v", last)
 	}
-	w.backend.requireGone(t)
+	w.backend.RequireGone(t)
 }
 
 // deadlined is a response whose deadline has always passed.

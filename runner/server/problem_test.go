@@ -76,7 +76,7 @@ func TestRecordsSpeakToClients(t *testing.T) {
 			w := newTestEnv(t, tc.turns)
 			w.policy, w.opts = tc.policy, tc.opts
 			if tc.create != nil {
-				w.backend.create = func(context.Context) error { return tc.create }
+				w.backend.OnCreate = func(context.Context, int) error { return tc.create }
 			}
 			id := w.startSession("bind")
 			f := w.followEvents(id, "")

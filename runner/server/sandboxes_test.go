@@ -71,7 +71,7 @@ func TestSandboxLife(t *testing.T) {
 			}
 		}
 	}
-	w.backend.requireGone(t)
+	w.backend.RequireGone(t)
 	if _, err := os.Lstat(dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("its workspace is left: %v", err)
 	}
@@ -135,7 +135,7 @@ func TestSandboxIsRefused(t *testing.T) {
 // The client is told where to find the cause, and nothing is left.
 func TestSandboxDoesNotStart(t *testing.T) {
 	w := newTestEnv(t, "  - text: Never asked.\n", func(o *Options) { o.MaxSessions = 1 })
-	w.backend.create = func(context.Context) error { return errors.New("no room in /secret/place") }
+	w.backend.OnCreate = func(context.Context, int) error { return errors.New("no room in /secret/place") }
 	for range 2 { // it takes no place
 		p := w.post("/sandboxes", `{}`).requireProblem(t, 503, "sandbox_start")
 		if p.ErrorID == "" || strings.Contains(p.Detail, "secret") {
@@ -158,7 +158,7 @@ func TestSandboxEndsUnused(t *testing.T) {
 	if s.State != StateEnded {
 		t.Errorf("it is %s", s.State)
 	}
-	w.backend.requireGone(t)
+	w.backend.RequireGone(t)
 }
 
 // A client that leaves, a DELETE and the end of the server each end a sandbox
@@ -178,7 +178,7 @@ func TestSandboxEndsWhileItStarts(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newTestEnv(t, "  - text: Never asked.\n")
 			making := make(chan struct{})
-			w.backend.create = func(ctx context.Context) error {
+			w.backend.OnCreate = func(ctx context.Context, _ int) error {
 				close(making)
 				<-ctx.Done()
 				return context.Cause(ctx)
@@ -197,7 +197,7 @@ func TestSandboxEndsWhileItStarts(t *testing.T) {
 			end(w, live.id, leave)
 			<-live.closed
 			request.Wait()
-			w.backend.requireGone(t)
+			w.backend.RequireGone(t)
 		})
 	}
 }
@@ -207,7 +207,7 @@ func TestSandboxEndsWhileItStarts(t *testing.T) {
 func TestSandboxKeys(t *testing.T) {
 	w := newTestEnv(t, "  - text: Never asked.\n")
 	making, goOn := make(chan struct{}, 100), make(chan struct{})
-	w.backend.create = func(ctx context.Context) error {
+	w.backend.OnCreate = func(ctx context.Context, _ int) error {
 		making <- struct{}{}
 		select {
 		case <-goOn:
@@ -272,10 +272,10 @@ func TestSandboxKeys(t *testing.T) {
 		t.Error("the key has a sandbox that ended")
 	}
 	// A start that fails leaves the key free.
-	w.backend.create = func(context.Context) error { return errors.New("no") }
+	w.backend.OnCreate = func(context.Context, int) error { return errors.New("no") }
 	for range 2 {
 		w.do(aliceToken, "POST", "/sandboxes", `{}`, "Idempotency-Key", "fails").requireProblem(t, 503, "sandbox_start")
 	}
-	w.backend.create = nil
+	w.backend.OnCreate = nil
 	w.do(aliceToken, "POST", "/sandboxes", `{}`, "Idempotency-Key", "fails").requireStatus(t, 201)
 }

@@ -46,7 +46,7 @@ func TestSessionFromItsStartToItsEnd(t *testing.T) {
 	if s.State != StateEnded || s.Reason != "answered" || *s.Exit != 0 || *s.Turns != 2 || s.Usage.Rounds != 3 || s.Title != "say hello …" || s.Attestation == nil {
 		t.Errorf("ended as %+v", s)
 	}
-	w.backend.requireGone(t)
+	w.backend.RequireGone(t)
 	// Another request gets the same, and it is in the list.
 	var again Session
 	w.do(bobToken, "DELETE", "/sessions/"+id, "").requireStatus(t, 200).decodeInto(t, &again)
@@ -236,7 +236,7 @@ func TestServerStops(t *testing.T) {
 	if err := w.stop(); err != nil {
 		t.Fatal(err)
 	}
-	w.backend.requireGone(t)
+	w.backend.RequireGone(t)
 	for _, f := range []*follower{f, g} {
 		all := f.rest()
 		if last := all[len(all)-1]; last.name != "end" {

@@ -27,7 +27,7 @@ func TestServerStopsAtOnce(t *testing.T) {
 	w.startTurn(busy, "go")
 	<-w.backend.clings // it runs
 	making := make(chan struct{})
-	w.backend.create = func(ctx context.Context) error {
+	w.backend.OnCreate = func(ctx context.Context, _ int) error {
 		close(making)
 		<-ctx.Done()
 		return context.Cause(ctx)
@@ -57,7 +57,7 @@ func TestServerStopsAtOnce(t *testing.T) {
 	if err := <-stopped; err != nil {
 		t.Error(err)
 	}
-	w.backend.requireGone(t)
+	w.backend.RequireGone(t)
 	for _, id := range []string{idle, asking, busy, begins} {
 		records := w.trace(id)
 		if last := records[len(records)-1]; last.Kind != record.KindSessionEnded || len(payload[record.SessionEnded](t, last).Left) > 0 {

@@ -41,8 +41,10 @@ type Backend struct {
 	Identities int
 	Unkillable map[string]int
 	DestroyErr error
-	// Scripts are the commands by their last argument; others exit with 127.
+	// Scripts are the commands by their last argument. Other runs the others; if it is nil,
+	// they exit with 127.
 	Scripts map[string]Script
+	Other   Script
 
 	mu sync.Mutex
 	// Sandboxes are all sandboxes made so far, in order.
@@ -360,6 +362,9 @@ func (p *process) runScript(ctx context.Context, cmd sandbox.Command) {
 	p.sandbox.mu.Unlock()
 	run, ok := p.sandbox.backend.Scripts[text]
 	if !ok {
+		run = p.sandbox.backend.Other
+	}
+	if run == nil {
 		p.exit.Status.Code = 127
 		return
 	}
