@@ -1,7 +1,6 @@
 package cache
 
 import (
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -131,14 +130,13 @@ func (c *Cache) sendContent(w http.ResponseWriter, r *http.Request, e entry, con
 	return res, err
 }
 
+// sendBody sends a download as it arrives. Without a body, it waits for the end.
 func (f *flight) sendBody(w http.ResponseWriter, r *http.Request) (Result, error) {
 	f.mu.Lock()
 	e, fromDisk := f.entry, f.done && f.err == nil
 	f.mu.Unlock()
 	res := Result{Hit: fromDisk}
-	if res.Status = writeHead(w, r, e); res.Status != http.StatusOK {
-		return f.awaitEnd(r.Context(), res)
-	}
+	res.Status = writeHead(w, r, e)
 	flusher := http.NewResponseController(w)
 	buf := make([]byte, 64<<10)
 	for {
@@ -146,7 +144,7 @@ func (f *flight) sendBody(w http.ResponseWriter, r *http.Request) (Result, error
 		written, done, failed, changed := f.written, f.done, f.err, f.changed
 		res.SHA256 = f.entry.SHA256
 		f.mu.Unlock()
-		for res.Bytes < written {
+		for res.Status == http.StatusOK && res.Bytes < written {
 			n, err := f.file.ReadAt(buf[:min(int64(len(buf)), written-res.Bytes)], res.Bytes)
 			if n == 0 {
 				return res, err
@@ -164,24 +162,6 @@ func (f *flight) sendBody(w http.ResponseWriter, r *http.Request) (Result, error
 		case <-changed:
 		case <-r.Context().Done():
 			return res, r.Context().Err()
-		}
-	}
-}
-
-// awaitEnd waits for the end of a download whose body isn't sent.
-func (f *flight) awaitEnd(ctx context.Context, res Result) (Result, error) {
-	for {
-		f.mu.Lock()
-		done, failed, changed := f.done, f.err, f.changed
-		res.SHA256 = f.entry.SHA256
-		f.mu.Unlock()
-		if done {
-			return res, failed
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return res, ctx.Err()
 		}
 	}
 }
