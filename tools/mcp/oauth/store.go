@@ -106,33 +106,27 @@ func (s *Store) withLock(ctx context.Context, server, url string, f func() error
 	return errors.Join(f(), lock.Release())
 }
 
-// listFiles returns the files of a server's tokens, at any URL.
-func (s *Store) listFiles(server string) ([]string, error) {
+// Remove removes a server's tokens, at any URL, and reports whether it had any.
+func (s *Store) Remove(ctx context.Context, server string) (found bool, err error) {
 	entries, err := os.ReadDir(s.dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("read tokens: %w", err)
+		return false, fmt.Errorf("read tokens: %w", err)
 	}
-	var list []string
+	var failed []error
 	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), server+".") && strings.HasSuffix(e.Name(), ".json") {
-			list = append(list, filepath.Join(s.dir, e.Name()))
-		}
-	}
-	return list, nil
-}
-
-// Remove removes a server's tokens, at any URL, and reports whether it had any.
-func (s *Store) Remove(ctx context.Context, server string) (bool, error) {
-	files, err := s.listFiles(server)
-	for _, path := range files {
-		lock, lockErr := state.Acquire(ctx, path+".lock", lockTime)
-		if lockErr != nil {
-			err = errors.Join(err, lockErr)
+		if !strings.HasPrefix(e.Name(), server+".") || !strings.HasSuffix(e.Name(), ".json") {
 			continue
 		}
-		err = errors.Join(err, os.Remove(path), lock.Release())
+		found = true
+		path := filepath.Join(s.dir, e.Name())
+		lock, err := state.Acquire(ctx, path+".lock", lockTime)
+		if err != nil {
+			failed = append(failed, err)
+			continue
+		}
+		failed = append(failed, os.Remove(path), lock.Release())
 	}
-	return len(files) > 0, err
+	return found, errors.Join(failed...)
 }
 
 // Secrets returns the values that no output may contain: the server's tokens at a
