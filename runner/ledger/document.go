@@ -42,21 +42,23 @@ type account struct {
 
 // count is what was used in the period that began at Since.
 type count struct {
-	Since        time.Time `json:"since"`
-	Requests     int64     `json:"requests"`
-	Tokens       int64     `json:"tokens"`
-	CostMicroUSD int64     `json:"cost_micro_usd"`
+	Since time.Time `json:"since"`
+	amounts
 }
 
 // reservation bounds what a request under way may use.
 type reservation struct {
-	ID           string `json:"id"`
-	Holder       string `json:"holder"`
-	User         string `json:"user"`
-	Profile      string `json:"profile"`
-	Requests     int64  `json:"requests"`
-	Tokens       int64  `json:"tokens"`
-	CostMicroUSD int64  `json:"cost_micro_usd"`
+	ID      string `json:"id"`
+	Holder  string `json:"holder"`
+	User    string `json:"user"`
+	Profile string `json:"profile"`
+	amounts
+}
+
+type amounts struct {
+	Requests     int64 `json:"requests"`
+	Tokens       int64 `json:"tokens"`
+	CostMicroUSD int64 `json:"cost_micro_usd"`
 }
 
 // countFor returns the count of one period. A new account's begins now.
@@ -71,23 +73,17 @@ func (a account) countFor(p limits.Period, now time.Time) count {
 	return c
 }
 
-func (c count) amount(k limits.Kind) int64 {
-	return amountOf(k, c.Requests, c.Tokens, c.CostMicroUSD)
-}
-
-func (r reservation) amount(k limits.Kind) int64 {
-	return amountOf(k, r.Requests, r.Tokens, r.CostMicroUSD)
-}
-
-func amountOf(k limits.Kind, requests, tokens, cost int64) int64 {
+func (a amounts) of(k limits.Kind) int64 {
 	switch k {
 	case limits.KindRequests:
-		return requests
+		return a.Requests
 	case limits.KindTokens:
-		return tokens
+		return a.Tokens
 	}
-	return cost
+	return a.CostMicroUSD
 }
+
+func (a amounts) isNegative() bool { return a.Requests < 0 || a.Tokens < 0 || a.CostMicroUSD < 0 }
 
 // addAmounts returns the sum of two amounts, at most the largest int64. A
 // negative amount, which only a broken provider reports, counts as zero.
@@ -163,7 +159,7 @@ func (d *document) checkDocument() error {
 	for _, accounts := range []map[string]account{d.Users, d.Profiles} {
 		for name, a := range accounts {
 			for p, c := range map[limits.Period]count{limits.PeriodDay: a.Day, limits.PeriodMonth: a.Month} {
-				if c.Requests < 0 || c.Tokens < 0 || c.CostMicroUSD < 0 {
+				if c.isNegative() {
 					return fmt.Errorf("a count of %s is negative", name)
 				}
 				if !c.Since.Equal(p.Start(c.Since)) || c.Since.IsZero() {
@@ -173,7 +169,7 @@ func (d *document) checkDocument() error {
 		}
 	}
 	for _, r := range d.Reservations {
-		if r.Requests < 0 || r.Tokens < 0 || r.CostMicroUSD < 0 {
+		if r.isNegative() {
 			return errors.New("a reservation is negative")
 		}
 		if _, err := ulid.ParseStrict(r.Holder); err != nil { // it becomes a file name

@@ -157,7 +157,8 @@ func (l userLedger) Reserve(ctx context.Context, profile string, d limits.Demand
 		}
 		cost, _ := entry.Demand.Cost()
 		doc.Reservations = append(doc.Reservations, reservation{
-			ID: id, Holder: l.id, User: l.user, Profile: profile, Requests: 1, Tokens: entry.Demand.Tokens(), CostMicroUSD: cost,
+			ID: id, Holder: l.id, User: l.user, Profile: profile,
+			amounts: amounts{Requests: 1, Tokens: entry.Demand.Tokens(), CostMicroUSD: cost},
 		})
 		return nil
 	})
@@ -198,11 +199,11 @@ func (l *Ledger) findCeilings(doc *document, user, profile string) []standing {
 					continue
 				}
 				s := standing{key: fmt.Sprint(of.key, p, used.Since, k), ExceededError: limits.ExceededError{
-					Kind: k, Limit: *limit, Used: used.amount(k), Period: p, Until: new(p.End(used.Since)), Profile: of.profile,
+					Kind: k, Limit: *limit, Used: used.of(k), Period: p, Until: new(p.End(used.Since)), Profile: of.profile,
 				}}
 				for _, r := range doc.Reservations {
 					if of.reserved(r) {
-						s.Reserved = addAmounts(s.Reserved, r.amount(k))
+						s.Reserved = addAmounts(s.Reserved, r.of(k))
 					}
 				}
 				s.Used = addAmounts(s.Used, s.Reserved)
