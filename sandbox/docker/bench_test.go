@@ -79,9 +79,7 @@ func (b *benchBed) remove(t *testing.B, id string) {
 
 func runTrue(t *testing.B, s sandbox.Sandbox) {
 	t.Helper()
-	p, err := s.Start(t.Context(), sandbox.Command{Argv: []string{"/bin/sh", "-c", "true"}})
-	must(t, err)
-	exit, err := p.Wait()
+	exit, err := sandbox.Run(t.Context(), s, sandbox.Command{Argv: []string{"/bin/sh", "-c", "true"}})
 	must(t, err)
 	if !exit.Status.Success() {
 		t.Fatal(exit.Status)

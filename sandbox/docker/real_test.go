@@ -187,9 +187,7 @@ func (b *bed) leftovers(session string) ([]string, error) {
 func shell(t testing.TB, s sandbox.Sandbox, script string) (string, sandbox.Exit) {
 	t.Helper()
 	var out, errOut bytes.Buffer
-	p, err := s.Start(t.Context(), sandbox.Command{Argv: []string{"/bin/sh", "-c", script}, Stdout: &out, Stderr: &errOut})
-	must(t, err)
-	exit, err := p.Wait()
+	exit, err := sandbox.Run(t.Context(), s, sandbox.Command{Argv: []string{"/bin/sh", "-c", script}, Stdout: &out, Stderr: &errOut})
 	must(t, err)
 	if errOut.Len() > 0 {
 		t.Logf("%q wrote: %s", script, &errOut)

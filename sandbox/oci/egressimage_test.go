@@ -57,9 +57,7 @@ func TestEgressFilesOfHostileImage(t *testing.T) {
 						t.Error("no listeners are attested")
 					}
 					var out bytes.Buffer
-					p, err := sb.Start(t.Context(), sandbox.Command{Argv: []string{"/bin/sh", "-c", "names"}, Dir: sandbox.WorkspaceDir, Stdout: &out})
-					must(t, err)
-					_, err = p.Wait()
+					_, err := sandbox.Run(t.Context(), sb, sandbox.Command{Argv: []string{"/bin/sh", "-c", "names"}, Dir: sandbox.WorkspaceDir, Stdout: &out})
 					must(t, err)
 					if own := out.String() == "nameserver 127.0.0.1\n"; own != tt.plain || strings.Contains(out.String(), "outside") {
 						t.Errorf("resolv.conf is %q", &out)

@@ -19,9 +19,7 @@ import (
 func output(t testing.TB, sb sandbox.Sandbox, script string) string {
 	t.Helper()
 	var buf bytes.Buffer
-	p, err := sb.Start(t.Context(), sandbox.Command{Argv: []string{"/bin/sh", "-c", script}, Stdout: &buf, Stderr: &buf})
-	must(t, err)
-	exit, err := p.Wait()
+	exit, err := sandbox.Run(t.Context(), sb, sandbox.Command{Argv: []string{"/bin/sh", "-c", script}, Stdout: &buf, Stderr: &buf})
 	must(t, err)
 	if !exit.Status.Success() {
 		t.Errorf("%s: %v: %s", script, exit.Status, buf.String())
