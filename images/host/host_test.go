@@ -22,9 +22,7 @@ func machine(t *testing.T, entries ...string) string {
 	for _, e := range entries {
 		name, target, link := strings.Cut(e, " -> ")
 		p := filepath.Join(root, name)
-		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(filepath.Dir(p), 0o755))
 		var err error
 		switch {
 		case link:
@@ -36,9 +34,7 @@ func machine(t *testing.T, entries ...string) string {
 		default:
 			err = os.WriteFile(p, []byte(e), 0o644)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	return root
 }
@@ -64,9 +60,7 @@ var merged = []string{
 func TestHostMerged(t *testing.T) {
 	root := machine(t, merged...)
 	r, err := RootFS(t.Context(), Options{Root: root})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	want := map[string]string{}
 	for _, p := range []string{"/usr", "/etc/alternatives", "/etc/ld.so.cache", "/etc/nsswitch.conf", "/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/etc/java-17-openjdk"} {
 		want[p] = p
@@ -100,9 +94,7 @@ func TestHostMerged(t *testing.T) {
 func TestHostNotMerged(t *testing.T) {
 	root := machine(t, "usr/bin/env", "usr/lib/", "bin/sh", "lib/libc.so", "sbin/init")
 	r, err := RootFS(t.Context(), Options{Root: root})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	want := map[string]string{"/usr": "/usr", "/bin": "/bin", "/lib": "/lib", "/sbin": "/sbin"}
 	if diff := cmp.Diff(want, binds(r, root)); diff != "" {
 		t.Errorf("binds (-want +got):\n%s", diff)
@@ -122,9 +114,7 @@ func TestHostDigest(t *testing.T) {
 	digest := func(o Options) string {
 		o.Root = root
 		r, err := RootFS(t.Context(), o)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return r.Digest
 	}
 	first := digest(Options{})
@@ -134,9 +124,7 @@ func TestHostDigest(t *testing.T) {
 	if other := digest(Options{UID: 1000}); other == first {
 		t.Error("another identity has the same digest")
 	}
-	if err := os.WriteFile(filepath.Join(root, "usr/lib/os-release"), []byte("VERSION=2"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(root, "usr/lib/os-release"), []byte("VERSION=2"), 0o644))
 	if other := digest(Options{}); other == first {
 		t.Error("another release has the same digest")
 	}
@@ -147,9 +135,7 @@ func TestHostToolchainsAndMasks(t *testing.T) {
 	r, err := RootFS(t.Context(), Options{
 		Root: root, Toolchains: []string{"/opt/go", "/usr/local/go", "/root/.cargo/"}, Mask: []string{"/usr/share", "/usr/absent"},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	got := binds(r, root)
 	if got["/opt/go"] != "/opt/go" || got["/root/.cargo"] != "/root/.cargo" {
 		t.Errorf("toolchains are not bound: %v", got)
@@ -193,9 +179,7 @@ var userMachine = append([]string{
 
 func TestHostSearchPath(t *testing.T) {
 	root := machine(t, userMachine...)
-	if err := os.Chmod(filepath.Join(root, "usr/local/open/bin"), 0o777); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chmod(filepath.Join(root, "usr/local/open/bin"), 0o777))
 	o := Options{
 		Root: root, Toolchains: []string{"/home/me/.cargo/bin"}, Workspace: "/usr/local/src/ws", Environ: []string{"HOME=/home/me"},
 		Path: "/home/me/.cargo/bin:/usr/local/src/ws/bin:/usr/local/open/bin:/opt/jdk/bin:/absent:relative:usr/bin:/usr/local/go/bin:/bin:/usr/bin:/home/me/.cargo/bin:",
@@ -203,9 +187,7 @@ func TestHostSearchPath(t *testing.T) {
 	search := func(o Options) []string {
 		t.Helper()
 		r, err := RootFS(t.Context(), o)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return r.Path
 	}
 	want := []string{"/home/me/.cargo/bin", "/usr/local/go/bin", "/bin", "/usr/bin"}
@@ -215,17 +197,13 @@ func TestHostSearchPath(t *testing.T) {
 	// The controls: a skipped directory counts if it is no workspace and not
 	// everybody can write it.
 	o.Workspace = ""
-	if err := os.Chmod(filepath.Join(root, "usr/local/open/bin"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chmod(filepath.Join(root, "usr/local/open/bin"), 0o755))
 	want = slices.Insert(want, 1, "/usr/local/src/ws/bin", "/usr/local/open/bin")
 	if diff := cmp.Diff(want, search(o)); diff != "" {
 		t.Errorf("path of the control (-want +got):\n%s", diff)
 	}
 	// So does a parent that anybody can change.
-	if err := os.Chmod(filepath.Join(root, "usr/local/open"), 0o777); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chmod(filepath.Join(root, "usr/local/open"), 0o777))
 	if got := search(o); slices.Contains(got, "/usr/local/open/bin") {
 		t.Errorf("path %v has a directory that any user can replace", got)
 	}
@@ -238,9 +216,7 @@ func TestHostVariables(t *testing.T) {
 		Environ: []string{"HOME=/home/me", "JAVA_HOME=/opt/jdk", "GOROOT=/opt/go", "VIRTUAL_ENV=relative", "MAVEN_HOME=/usr/../etc", "DOTNET_ROOT=/usr/lib/"},
 	}
 	r, err := RootFS(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	// GOROOT and .pyenv are not in the image, and CARGO_HOME is the commands'
 	// own.
 	if diff := cmp.Diff([]string{"RUSTUP_HOME=/home/me/.rustup", "JAVA_HOME=/opt/jdk", "DOTNET_ROOT=/usr/lib"}, r.Config.Env); diff != "" {
@@ -250,20 +226,14 @@ func TestHostVariables(t *testing.T) {
 
 func TestFindAbsent(t *testing.T) {
 	root := machine(t, userMachine...)
-	if err := os.Chmod(filepath.Join(root, "opt/go/bin"), 0o777); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chmod(filepath.Join(root, "opt/go/bin"), 0o777))
 	o := Options{
 		Root: root, Environ: []string{"HOME=/home/me"},
 		Path: "/usr/local/bin:/home/me/.cargo/bin:/home/me/.pyenv/bin:/home/me/.nvm/versions/node/v20/bin:/home/me/.local/bin:/opt/jdk/bin:/opt/go/bin:/home/me:/usr/bin",
 	}
-	if err := os.Remove(filepath.Join(root, "usr/local/go/bin/go")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(filepath.Join(root, "usr/local/go/bin/go")))
 	got, err := FindAbsent(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	want := []Absent{
 		{Dir: "/usr/local/bin", Programs: []string{"hidden"}, Toolchains: []string{"/opt/one/bin"}},
 		{Dir: "/home/me/.cargo/bin", Programs: []string{"cargo", "rustup"}, Toolchains: []string{"/home/me/.cargo/bin", "/home/me/.rustup"}},
@@ -296,9 +266,7 @@ func TestHostHere(t *testing.T) {
 		t.Skip("needs /bin/sh")
 	}
 	r, err := RootFS(t.Context(), Options{Path: os.Getenv("PATH"), Accounts: []images.Account{{Name: "mcp", UID: 7, GID: 8, Home: "/m"}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, f := range r.Files {
 		want := map[string]string{"/etc/passwd": "\nagent:x:10001:10001:agent:/home/agent:/bin/sh\nmcp:x:7:8:mcp:/m:/bin/sh\nnobody:", "/etc/group": "\nmcp:x:8:\n"}[f.Path]
 		if !strings.Contains(string(f.Content), want) {
@@ -311,5 +279,12 @@ func TestHostHere(t *testing.T) {
 				t.Errorf("the image binds %s", secret)
 			}
 		}
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -28,9 +28,7 @@ func TestWriteSkeleton(t *testing.T) {
 	old := syscall.Umask(0o077)
 	defer syscall.Umask(old)
 	dir := t.TempDir()
-	if err := WriteSkeleton(&small, dir); err != nil {
-		t.Fatal(err)
-	}
+	must(t, WriteSkeleton(&small, dir))
 	got := map[string]string{}
 	err := filepath.WalkDir(dir, func(p string, e fs.DirEntry, err error) error {
 		if err != nil || p == dir {
@@ -40,9 +38,7 @@ func TestWriteSkeleton(t *testing.T) {
 		got[p[len(dir):]] = info.Mode().String()
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	want := map[string]string{
 		"/a": "drwxr-xr-x", "/a-b": "drwx------", "/a/c": "dtrwxrwxrwx", "/bin": "Lrwxrwxrwx", "/a/f": "-rw-r--r--", "/a/bound": "-rw-r--r--",
 	}
@@ -59,12 +55,8 @@ func TestWriteSkeleton(t *testing.T) {
 
 func TestSkeletonTar(t *testing.T) {
 	var one, two bytes.Buffer
-	if err := WriteSkeletonTar(&small, &one); err != nil {
-		t.Fatal(err)
-	}
-	if err := WriteSkeletonTar(&small, &two); err != nil {
-		t.Fatal(err)
-	}
+	must(t, WriteSkeletonTar(&small, &one))
+	must(t, WriteSkeletonTar(&small, &two))
 	if !bytes.Equal(one.Bytes(), two.Bytes()) {
 		t.Error("two archives of one skeleton differ")
 	}
@@ -74,13 +66,10 @@ func TestSkeletonTar(t *testing.T) {
 		h, err := r.Next()
 		if errors.Is(err, io.EOF) {
 			break
-		} else if err != nil {
-			t.Fatal(err)
 		}
+		must(t, err)
 		data, err := io.ReadAll(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		got = append(got, h.FileInfo().Mode().String()+" "+h.Name+" "+h.Linkname+string(data))
 	}
 	want := []string{
@@ -95,9 +84,7 @@ func TestDirectory(t *testing.T) {
 	dir := machine(t, "usr/bin/sh", "bin -> usr/bin", "etc/passwd", "home/user/secret", "dev/null", "var/lib/x", "tmp/left", ".dockerenv")
 	before := imagetest.Snapshot(t, dir)
 	r, err := Directory(t.Context(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	want := map[string]string{"/usr": "/usr", "/etc": "/etc", "/var": "/var", "/.dockerenv": "/.dockerenv"}
 	if diff := cmp.Diff(want, binds(r, dir)); diff != "" {
 		t.Errorf("binds (-want +got):\n%s", diff)
@@ -108,9 +95,7 @@ func TestDirectory(t *testing.T) {
 	if diff := cmp.Diff(before, imagetest.Snapshot(t, dir)); diff != "" {
 		t.Errorf("the directory changed (-before +after):\n%s", diff)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "usr/bin/sh"), []byte("other"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(dir, "usr/bin/sh"), []byte("other"), 0o755))
 	if again, err := Directory(t.Context(), dir); err != nil || again.Digest == r.Digest {
 		t.Errorf("another content has the same digest (%v)", err)
 	}

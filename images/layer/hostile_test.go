@@ -286,9 +286,7 @@ func TestHostileLayers(t *testing.T) {
 			base := t.TempDir()
 			outside := filepath.Join(base, "outside")
 			fill := func() {
-				if err := errors.Join(os.Mkdir(outside, 0o700), os.WriteFile(filepath.Join(outside, "secret"), []byte("s"), 0o600)); err != nil {
-					t.Fatal(err)
-				}
+				must(t, errors.Join(os.Mkdir(outside, 0o700), os.WriteFile(filepath.Join(outside, "secret"), []byte("s"), 0o600)))
 			}
 			fill()
 			layers := tt.layers(t, outside)
@@ -296,9 +294,7 @@ func TestHostileLayers(t *testing.T) {
 
 			// The control.
 			control := filepath.Join(base, "control")
-			if err := os.Mkdir(control, 0o755); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Mkdir(control, 0o755))
 			written := naive(control, layers, 2<<20)
 			harmed := !slices.Equal(before, imagetest.Snapshot(t, outside))
 			if tt.harmed != nil {
@@ -307,15 +303,11 @@ func TestHostileLayers(t *testing.T) {
 			if !harmed {
 				t.Error("the naive unpacker was not harmed: the case shows nothing")
 			}
-			if err := errors.Join(os.RemoveAll(outside), os.RemoveAll(control)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errors.Join(os.RemoveAll(outside), os.RemoveAll(control)))
 
 			fill()
 			dir := filepath.Join(base, "control") // where the control was: the links fit
-			if err := os.Mkdir(dir, 0o755); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Mkdir(dir, 0o755))
 			before = imagetest.Snapshot(t, outside)
 			_, err := unpackAll(t, dir, tight, layersFrom(t, layers)...)
 			if diff := cmp.Diff(before, imagetest.Snapshot(t, outside)); diff != "" {

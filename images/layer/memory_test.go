@@ -40,15 +40,11 @@ func TestClaimsCostNoMemory(t *testing.T) {
 	window := []byte{0x28, 0xb5, 0x2f, 0xfd, 0x00, 0xa8, 0x01, 0x00, 0x00}
 	var long bytes.Buffer
 	w, err := zstd.NewWriter(&long, zstd.WithWindowSize(128<<20))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := io.CopyN(w, imagetest.Zeros{}, 300<<20); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.Close())
 	sparse10 := "1000000000\n" + strings.Repeat("0\n", 250)
 	pax := func(records map[string]string, content string) []byte {
 		return imagetest.Archive(t, imagetest.Item{Header: tar.Header{Typeflag: tar.TypeReg, Name: "f", Mode: 0o644, PAXRecords: records, Format: tar.FormatPAX}, Content: content})

@@ -34,9 +34,7 @@ func TestUnpackOwners(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		for _, err := range []error{os.Chmod(filepath.Dir(dir), 0o755), os.Chown(dir, uid, uid)} {
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 		}
 		errs := make(chan error)
 		go func() {
@@ -48,14 +46,10 @@ func TestUnpackOwners(t *testing.T) {
 			_, err := Unpack(context.Background(), dir, layers, Limits{}.WithDefaults(), true, func(Layer, int64) {})
 			errs <- err
 		}()
-		if err := <-errs; err != nil {
-			t.Fatal(err)
-		}
+		must(t, <-errs)
 		for name, want := range want {
 			info, err := os.Lstat(filepath.Join(dir, name))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if got := fmt.Sprintf("%d %v", info.Sys().(*syscall.Stat_t).Uid, info.Mode()); got != want {
 				t.Errorf("by user %d: %s is %s, want %s", uid, name, got, want)
 			}

@@ -44,9 +44,7 @@ func FuzzUnpack(f *testing.F) {
 		base := t.TempDir()
 		outside, dir := filepath.Join(base, "outside"), filepath.Join(base, "tree")
 		err := errors.Join(os.Mkdir(outside, 0o700), os.Mkdir(dir, 0o755), os.WriteFile(filepath.Join(outside, "secret"), []byte("s"), 0o600))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		before := listing(t, outside)
 		done, err := unpackAll(t, dir, tight, anyLayer(low), anyLayer(high))
 		layerErr := &Error{}

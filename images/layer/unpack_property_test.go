@@ -22,9 +22,7 @@ import (
 func TestUnpackProperty(t *testing.T) {
 	base := t.TempDir()
 	outside := filepath.Join(base, "outside")
-	if err := errors.Join(os.Mkdir(outside, 0o755), os.WriteFile(filepath.Join(outside, "a"), []byte("secret"), 0o644), os.Mkdir(filepath.Join(outside, "b"), 0o755)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.Mkdir(outside, 0o755), os.WriteFile(filepath.Join(outside, "a"), []byte("secret"), 0o644), os.Mkdir(filepath.Join(outside, "b"), 0o755)))
 	before := imagetest.Snapshot(t, outside)
 	component := rapid.SampledFrom([]string{"a", "b", "c", "d", "a", "b", ".wh.a", ".wh.b", ".wh..wh..opq", ".", ".."})
 	plain := rapid.SampledFrom([]string{"a", "b", "c", "d"})

@@ -42,9 +42,7 @@ func layerOf(data, plain []byte) Layer {
 func zstandard(t testing.TB, data []byte) []byte {
 	t.Helper()
 	w, err := zstd.NewWriter(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return w.EncodeAll(data, nil)
 }
 
@@ -96,9 +94,7 @@ func listing(t testing.TB, dir string) []string {
 		lines = append(lines, line)
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return lines
 }
 
@@ -229,9 +225,7 @@ func TestUnpackKeepsTimesAndOwner(t *testing.T) {
 		t.Fatal(err)
 	}
 	info, err := os.Stat(filepath.Join(dir, "old"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if !info.ModTime().Equal(time.Unix(1_000_000_000, 0)) {
 		t.Errorf("modified %v", info.ModTime())
 	}
@@ -310,3 +304,10 @@ var errBroken = errors.New("the line is broken")
 type failing struct{}
 
 func (failing) Read([]byte) (int, error) { return 0, errBroken }
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -129,9 +129,7 @@ func TestEngineSavesOnce(t *testing.T) {
 	ref := mustParse(t, "x:1")
 	for range 3 {
 		_, release, err := s.OwnedRootFS(t.Context(), ref)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		release()
 	}
 	if e.saves != 1 {
@@ -173,9 +171,7 @@ func TestBuildByEngine(t *testing.T) {
 	})
 	ref := mustParse(t, "build:"+dir)
 	for _, text := range []string{"FROM one", "FROM two"} {
-		if err := os.WriteFile(filepath.Join(dir, "Dockerfile"), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(dir, "Dockerfile"), []byte(text), 0o600))
 		root, release := rootfs(t, s, ref)
 		release()
 		if got := read(t, root, "which"); got != text {
@@ -200,9 +196,7 @@ func TestBuildOutside(t *testing.T) {
 		syscall.ForkLock.RLock() // a process that is started meanwhile would keep it open: ETXTBSY
 		err := os.WriteFile(p, []byte("#!/bin/sh\nset -eu\n"+text), 0o700)
 		syscall.ForkLock.RUnlock()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return p
 	}
 	buildctl := script("buildctl", `echo "$*" > `+bin+`/args; env > `+bin+`/env
@@ -214,9 +208,7 @@ push) [ "$2" = sha256:abc ]; cp `+prepared+` "${3#docker-archive:}";;
 esac`)
 	failing := script("failing", `echo 'no such instruction: FORM' >&2; exit 1`)
 	write := func(text string) {
-		if err := os.WriteFile(filepath.Join(dir, "Dockerfile"), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(dir, "Dockerfile"), []byte(text), 0o600))
 	}
 	write("FROM a\nADD b /c\n")
 	slow := script("slow", `echo started; exec sleep 60`)
@@ -243,9 +235,7 @@ esac`)
 			t.Errorf("built %q, %v", got, err)
 		}
 		args, err := os.ReadFile(filepath.Join(bin, "args"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, want := range tt.args {
 			if !strings.Contains(string(args), want) {
 				t.Errorf("the arguments lack %s: %s", want, args)

@@ -62,9 +62,7 @@ func newRegistry(t testing.TB) *fakeRegistry {
 	f.Config.ErrorLog = quiet()
 	t.Cleanup(f.Close)
 	u, err := url.Parse(f.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	f.host = u.Host
 	return f
 }
@@ -87,17 +85,13 @@ func makeImage(t testing.TB, s imageSpec) v1.Image {
 	im = mutate.ConfigMediaType(im, types.OCIConfigJSON)
 	for _, data := range s.layers {
 		l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(data)), nil }, tarball.WithMediaType(types.OCILayer))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if im, err = mutate.AppendLayers(im, l); err != nil {
 			t.Fatal(err)
 		}
 	}
 	c, err := im.ConfigFile()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c = c.DeepCopy()
 	c.OS, c.Architecture, c.Config = "linux", "amd64", s.config
 	if s.arch != "" {
@@ -118,16 +112,10 @@ func simple(t testing.TB, more ...imagetest.Item) v1.Image {
 func (f *fakeRegistry) push(t testing.TB, where string, im v1.Image) (digest string) {
 	t.Helper()
 	ref, err := name.ParseReference(f.host + "/" + where)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := remote.Write(ref, im); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, remote.Write(ref, im))
 	h, err := im.Digest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return h.String()
 }
 
@@ -139,9 +127,7 @@ func (f *fakeRegistry) ref(t testing.TB, where string) images.Reference {
 func mustParse(t testing.TB, text string) images.Reference {
 	t.Helper()
 	ref, err := images.ParseReference(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return ref
 }
 
@@ -152,9 +138,7 @@ func openStore(t testing.TB, dir string, change ...func(*Options)) *Store {
 		c(&o)
 	}
 	s, err := New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return s
 }
 
@@ -168,9 +152,7 @@ func storeDir(t testing.TB) string { t.Helper(); return filepath.Join(t.TempDir(
 func rootfs(t testing.TB, s *Store, ref images.Reference) (*images.RootFS, func()) {
 	t.Helper()
 	root, release, err := s.RootFS(context.Background(), ref)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if root.Reference != ref || !digest.Valid(root.Digest) {
 		t.Errorf("root of %s with the digest %s", root.Reference, root.Digest)
 	}
@@ -187,4 +169,11 @@ func read(t testing.TB, root *images.RootFS, name string) string {
 		t.Error(err)
 	}
 	return string(data)
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

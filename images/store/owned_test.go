@@ -31,9 +31,7 @@ func TestOwnedRootFS(t *testing.T) {
 	s := openStore(t, storeDir(t))
 	plain, releasePlain := rootfs(t, s, ref)
 	owned, release, err := s.OwnedRootFS(t.Context(), ref)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if owned.Digest != plain.Digest || owned.Dir == plain.Dir {
 		t.Errorf("%s in %s, and %s in %s", plain.Digest, plain.Dir, owned.Digest, owned.Dir)
 	}
@@ -74,9 +72,7 @@ func TestOwnedRootFS(t *testing.T) {
 func ownerAndMode(t *testing.T, dir, name string) string {
 	t.Helper()
 	info, err := os.Lstat(filepath.Join(dir, name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	st := info.Sys().(*syscall.Stat_t)
 	return fmt.Sprintf("%d:%d %v", st.Uid, st.Gid, info.Mode())
 }

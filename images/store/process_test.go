@@ -65,23 +65,17 @@ type process struct {
 func startChild(t *testing.T, dir string, ref images.Reference) *process {
 	t.Helper()
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	p := &process{cmd: exec.Command(self)}
 	p.cmd.Env = append(os.Environ(), childEnv+"="+dir+" "+ref.String())
 	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
 		t.Fatal(err)
 	}
 	out, err := p.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	p.cmd.Stderr = os.Stderr
 	p.lines = bufio.NewScanner(out)
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.cmd.Start())
 	t.Cleanup(func() { p.kill() })
 	return p
 }
@@ -189,9 +183,7 @@ func TestKilledAtAnyTime(t *testing.T) {
 		p.kill()
 		s := openStore(t, dir)
 		pruned, err := s.Prune(t.Context(), time.Hour)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		halves += pruned.Orphans
 		noHalves(t, s)
 		root, release := rootfs(t, s, ref)

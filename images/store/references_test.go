@@ -26,15 +26,11 @@ func TestReferencesWaitForNothing(t *testing.T) {
 	for _, name := range []string{"debian:12", "alpine:3"} {
 		for _, from := range []origin{originRegistry, originEngine} {
 			r := &record{Reference: name, Source: from, Digest: "sha256:" + hex, ID: "sha256:" + hex, Tree: hex}
-			if err := s.records.saveRecord(t.Context(), name, r); err != nil {
-				t.Fatal(err)
-			}
+			must(t, s.records.saveRecord(t.Context(), name, r))
 		}
 	}
 	unlock, err := s.locks.lock(t.Context(), lockStore, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer unlock()
 	if names, err := References(dir); err != nil || !slices.Equal(names, []string{"alpine:3", "debian:12"}) {
 		t.Errorf("%q, %v", names, err)

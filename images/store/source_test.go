@@ -30,13 +30,9 @@ func writeLayout(t testing.TB, images map[string]v1.Image) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
 	l, err := layout.Write(dir, empty.Index)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for tag, im := range images {
-		if err := l.AppendImage(im, layout.WithAnnotations(map[string]string{"org.opencontainers.image.ref.name": tag})); err != nil {
-			t.Fatal(err)
-		}
+		must(t, l.AppendImage(im, layout.WithAnnotations(map[string]string{"org.opencontainers.image.ref.name": tag})))
 	}
 	return dir
 }
@@ -44,13 +40,9 @@ func writeLayout(t testing.TB, images map[string]v1.Image) (dir string) {
 func digests(t testing.TB, im v1.Image) (manifest, config string) {
 	t.Helper()
 	m, err := im.Digest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c, err := im.ConfigName()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return m.String(), c.String()
 }
 
@@ -100,18 +92,12 @@ func TestHostileLayout(t *testing.T) {
 	im := simple(t, imagetest.File("which", "one"))
 	manifest, config := digests(t, im)
 	layers, err := im.Layers()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	hash, err := layers[1].Digest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	blob := func(dir, dgst string) string { return filepath.Join(dir, "blobs", "sha256", digest.Hex(dgst)) }
 	outside := filepath.Join(t.TempDir(), "outside")
-	if err := os.WriteFile(outside, []byte("x"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(outside, []byte("x"), 0o600))
 	for what, tt := range map[string]struct {
 		change func(dir string) error
 		is     error
@@ -144,9 +130,7 @@ func TestHostileLayout(t *testing.T) {
 		}, nil},
 	} {
 		dir := writeLayout(t, map[string]v1.Image{"": im})
-		if err := tt.change(dir); err != nil {
-			t.Fatal(err)
-		}
+		must(t, tt.change(dir))
 		s := openStore(t, storeDir(t), func(o *Options) { o.Limits = lowLimits; o.Limits.Bytes = 1 << 20 })
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		_, _, err := s.RootFS(ctx, mustParse(t, "oci-layout:"+dir))
@@ -172,14 +156,10 @@ func save(t testing.TB, images map[string]v1.Image) (path string) {
 	refs := map[name.Tag]v1.Image{}
 	for tag, im := range images {
 		n, err := name.NewTag(tag)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		refs[n] = im
 	}
-	if err := tarball.MultiWriteToFile(path, refs); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tarball.MultiWriteToFile(path, refs))
 	return path
 }
 
@@ -247,9 +227,7 @@ func TestHostileArchive(t *testing.T) {
 		"empty":                           {nil, images.ErrInvalid},
 	} {
 		path := filepath.Join(t.TempDir(), "image.tar")
-		if err := os.WriteFile(path, tt.data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, tt.data, 0o600))
 		s := openStore(t, storeDir(t), func(o *Options) { o.Limits.MetadataBytes = 64 << 10 })
 		_, release, err := s.RootFS(t.Context(), mustParse(t, "docker-archive:"+path))
 		if err == nil {
@@ -333,9 +311,7 @@ func TestArchive(t *testing.T) {
 			t.Errorf("%s: reads back as %s", ref, back)
 		}
 		file := filepath.Join(t.TempDir(), "back.tar")
-		if err := os.WriteFile(file, b.Bytes(), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(file, b.Bytes(), 0o600))
 		root, release := rootfs(t, openStore(t, storeDir(t)), mustParse(t, "docker-archive:"+file))
 		if read(t, root, "which") != "one" {
 			t.Errorf("%s: the archive holds something else", ref)
@@ -351,21 +327,13 @@ func TestArchive(t *testing.T) {
 	}
 	dir := writeLayout(t, map[string]v1.Image{"": plain})
 	layers, err := plain.Layers()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	hash, err := layers[0].Digest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	data, err := os.ReadFile(filepath.Join(dir, "blobs/sha256", hash.Hex))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	data[len(data)/2] ^= 1
-	if err := os.WriteFile(filepath.Join(dir, "blobs/sha256", hash.Hex), data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(dir, "blobs/sha256", hash.Hex), data, 0o600))
 	if _, err := s.Archive(t.Context(), mustParse(t, "oci-layout:"+dir), io.Discard); !errors.Is(err, images.ErrDigest) {
 		t.Errorf("a damaged layer on its way out: %v", err)
 	}

@@ -176,16 +176,10 @@ func TestPlatforms(t *testing.T) {
 		mutate.IndexAddendum{Add: amd, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "unknown", Architecture: "unknown"}}},
 	)
 	tag, err := name.ParseReference(reg.host + "/multi:1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := remote.WriteIndex(tag, index); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, remote.WriteIndex(tag, index))
 	indexDigest, err := index.Digest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	reg.push(t, "arm:1", arm)
 
 	dir := storeDir(t)
@@ -363,9 +357,7 @@ func TestDamagedStore(t *testing.T) {
 		t.Fatal(refs, err)
 	}
 	for _, text := range []string{"", "{", `{"version":99}`, `{"version":1,"digest":"../../etc","id":"x","tree":"../.."}`} {
-		if err := os.WriteFile(refs[0], []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(refs[0], []byte(text), 0o600))
 		if list, err := s.List(t.Context()); err != nil || len(list) != 0 {
 			t.Errorf("list with %q: %v, %v", text, list, err)
 		}
@@ -387,9 +379,7 @@ func TestDamagedStore(t *testing.T) {
 		} else {
 			err = os.WriteFile(b, []byte("other"), 0o600)
 		}
-		if err := errors.Join(err, os.RemoveAll(trees[0])); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(err, os.RemoveAll(trees[0])))
 		root, release := rootfs(t, s, ref)
 		release()
 		if data, err := os.ReadFile(b); err != nil || digest.Of(data) != "sha256:"+filepath.Base(b) || !pathExists(root.Dir) {
@@ -403,14 +393,10 @@ func TestDamagedStore(t *testing.T) {
 	release()
 	boot := func() {
 		f, err := s.trees.readFacts(filepath.Base(trees[0]))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		f.Boot = "another"
 		data, err := json.Marshal(f)
-		if err := errors.Join(err, os.WriteFile(filepath.Join(trees[0], "facts.json"), data, 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(err, os.WriteFile(filepath.Join(trees[0], "facts.json"), data, 0o600)))
 	}
 	for what, harm := range map[string]func() error{
 		"nothing":          func() error { return nil },
@@ -421,9 +407,7 @@ func TestDamagedStore(t *testing.T) {
 	} {
 		boot()
 		mark := filepath.Join(root.Dir, "etc")
-		if err := errors.Join(os.Chtimes(mark, time.Time{}, time.Unix(1, 0)), harm()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(os.Chtimes(mark, time.Time{}, time.Unix(1, 0)), harm()))
 		again, release := rootfs(t, s, ref)
 		release()
 		info, err := os.Stat(mark)
@@ -438,9 +422,7 @@ func TestDamagedStore(t *testing.T) {
 		"a file":              func(dir string) error { return os.WriteFile(dir, nil, 0o600) },
 	} {
 		dir2 := storeDir(t)
-		if err := dir(dir2); err != nil {
-			t.Fatal(err)
-		}
+		must(t, dir(dir2))
 		if _, err := New(Options{Dir: dir2}); err == nil {
 			t.Errorf("a store in %s", what)
 		}

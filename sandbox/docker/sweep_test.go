@@ -16,13 +16,9 @@ import (
 func TestAbandoned(t *testing.T) {
 	state := t.TempDir()
 	instance, err := ownership.Instance(state)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	self, err := ownership.Self(instance)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	b := &Backend{self: self}
 	change := func(f func(*ownership.Identity)) ownership.Identity {
 		id := self

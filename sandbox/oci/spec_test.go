@@ -29,9 +29,7 @@ var update = flag.Bool("update", false, "rewrite the golden files")
 func plans(t *testing.T) map[string]plan {
 	t.Helper()
 	profile, err := harden.SeccompFor("amd64")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	image := &images.RootFS{
 		Binds: []images.Bind{{Source: "/usr", Path: "/usr", IsDir: true}, {Source: "/etc/ld.so.cache", Path: "/etc/ld.so.cache"}},
 		Masks: []string{"/usr/share/private"},
@@ -85,20 +83,14 @@ func TestSpecGolden(t *testing.T) {
 				s.Linux.Seccomp = &specs.LinuxSeccomp{DefaultAction: specs.LinuxSeccompAction("profile of sandbox/internal/harden")}
 			}
 			got, err := json.MarshalIndent(s, "", "  ")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			got = append(got, '\n')
 			file := filepath.Join("testdata", name+".json")
 			if *update {
-				if err := os.WriteFile(file, got, 0o644); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.WriteFile(file, got, 0o644))
 			}
 			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if !bytes.Equal(got, want) {
 				t.Errorf("config.json (-want +got):\n%s", cmp.Diff(string(want), string(got)))
 			}
@@ -173,22 +165,14 @@ func TestSpecCeiling(t *testing.T) {
 func TestImageKnowsTheContract(t *testing.T) {
 	root := t.TempDir()
 	for _, dir := range []string{"usr/bin", "usr/lib"} {
-		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(filepath.Join(root, dir), 0o755))
 	}
 	for _, link := range [][2]string{{"usr/bin", "bin"}} {
-		if err := os.Symlink(link[0], filepath.Join(root, link[1])); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Symlink(link[0], filepath.Join(root, link[1])))
 	}
-	if err := os.WriteFile(filepath.Join(root, "usr/bin/sh"), nil, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(root, "usr/bin/sh"), nil, 0o755))
 	image, err := host.RootFS(t.Context(), host.Options{Root: root})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	have := map[string]bool{}
 	for _, d := range image.Dirs {
 		have[d.Path] = true

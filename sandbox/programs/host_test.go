@@ -16,9 +16,7 @@ func TestCommand(t *testing.T) {
 	own := writeProgramFile(t, filepath.Join(work, "bin", "xclip"))
 	outside := writeProgramFile(t, filepath.Join(bin, "xclip"))
 	for link, to := range map[string]string{"links": work + "/bin", "bin/linked": own} {
-		if err := os.Symlink(to, filepath.Join(dir, link)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Symlink(to, filepath.Join(dir, link)))
 	}
 	t.Chdir(work)
 	for name, tt := range map[string]struct {

@@ -19,15 +19,9 @@ import (
 
 func writeProgramFile(t *testing.T, path string) string {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte("#!/bin/sh\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(path, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	must(t, os.WriteFile(path, []byte("#!/bin/sh\n"), 0o600))
+	must(t, os.Chmod(path, 0o755))
 	return path
 }
 
@@ -82,9 +76,7 @@ func TestFindRefuses(t *testing.T) {
 		"beside a workspace": {Finder{Writable: func() []string { return []string{t.TempDir()} }}, 0o755, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if err := os.Chmod(path, tt.mode); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Chmod(path, tt.mode))
 			tt.finder.Executable, tt.finder.Path = none, bin
 			got, err := tt.finder.Find(nil, "runsc")
 			if tt.want == "" {
@@ -107,9 +99,7 @@ func embed(t *testing.T, sum string) {
 	if _, err := w.Write([]byte("program")); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.Close())
 	old := files
 	files = fstest.MapFS{
 		"files/SHA256SUMS": {Data: []byte(sum + "  guest\n")},
@@ -157,9 +147,7 @@ func TestEmbedded(t *testing.T) {
 	}
 
 	// A copy with another time is kept once it was read.
-	if err := os.Chtimes(path, time.Time{}, time.Now()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chtimes(path, time.Time{}, time.Now()))
 	if _, err := f.Find(nil, "guest"); err != nil {
 		t.Fatal(err)
 	}
@@ -178,9 +166,7 @@ func TestEmbedded(t *testing.T) {
 			return errors.Join(os.Chmod(path, 0o700), os.Truncate(path, 3), os.Chmod(path, 0o555))
 		},
 	} {
-		if err := change(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, change())
 		if _, err := f.Find(nil, "guest"); err != nil {
 			t.Fatal(err)
 		}
@@ -209,12 +195,8 @@ func TestEmbeddedRefused(t *testing.T) {
 	t.Run("cache of others", func(t *testing.T) {
 		embed(t, sumOf("program"))
 		cache := filepath.Join(t.TempDir(), "programs")
-		if err := os.Mkdir(cache, 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chmod(cache, 0o777); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Mkdir(cache, 0o700))
+		must(t, os.Chmod(cache, 0o777))
 		if _, err := (&Finder{Executable: none, Cache: cache}).Find(nil, "guest"); err == nil || !strings.Contains(err.Error(), "only its owner") {
 			t.Errorf("error %v", err)
 		}
@@ -225,4 +207,11 @@ func TestEmbeddedRefused(t *testing.T) {
 			t.Errorf("error %v", err)
 		}
 	})
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

@@ -37,20 +37,14 @@ func TestSeccompDerivation(t *testing.T) {
 	for _, arch := range []string{"amd64", "arm64"} {
 		t.Run(arch, func(t *testing.T) {
 			want, err := json.MarshalIndent(deriveProfile(arch), "", "  ")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			want = append(want, '\n')
 			file := "seccomp_" + arch + ".json"
 			if *update {
-				if err := os.WriteFile(file, want, 0o644); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.WriteFile(file, want, 0o644))
 			}
 			got, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if !bytes.Equal(got, want) {
 				t.Errorf("%s differs from the profile derived from the engine's; review, run with -update (-file +derived):\n%s",
 					file, cmp.Diff(string(got), string(want)))

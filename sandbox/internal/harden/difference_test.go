@@ -66,9 +66,7 @@ func TestSeccompAgainstTheEngine(t *testing.T) {
 	var text strings.Builder
 	for _, arch := range []string{"amd64", "arm64"} {
 		ours, err := SeccompFor(arch)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		here, there := allowances(ours.OCI.Syscalls), allowances(engineRules(arch))
 		fmt.Fprintf(&text, "%s\n", arch)
 		var lines []string
@@ -96,17 +94,11 @@ func TestSeccompAgainstTheEngine(t *testing.T) {
 	}
 	file := filepath.Join("testdata", "engine-difference.txt")
 	if *update {
-		if err := os.MkdirAll("testdata", 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(text.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll("testdata", 0o755))
+		must(t, os.WriteFile(file, []byte(text.String()), 0o644))
 	}
 	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if diff := cmp.Diff(string(want), text.String()); diff != "" {
 		t.Errorf("the difference from the engine's profile has changed (-want +got); review it and run with -update:\n%s", diff)
 	}

@@ -21,25 +21,17 @@ func TestGuestCapabilities(t *testing.T) {
 func TestSeccompFor(t *testing.T) {
 	for _, pair := range [][2]string{{"amd64", "x86_64"}, {"arm64", "aarch64"}} {
 		a, err := SeccompFor(pair[0])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		b, err := SeccompFor(pair[1])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if a.SHA256 != b.SHA256 || len(a.SHA256) != 64 || !json.Valid(a.JSON) {
 			t.Errorf("%v: digests %q and %q", pair, a.SHA256, b.SHA256)
 		}
 	}
 	plain, err := SeccompFor("amd64")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	more, err := plain.WithSocketDiagnosis()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	again, err := SeccompFor("amd64")
 	if err != nil || again.SHA256 != plain.SHA256 || len(again.OCI.Syscalls) != len(plain.OCI.Syscalls) {
 		t.Errorf("the profile was changed: %v", err)

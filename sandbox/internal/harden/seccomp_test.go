@@ -156,9 +156,7 @@ func TestSeccompRules(t *testing.T) {
 	}
 	for _, arch := range []string{"amd64", "arm64"} {
 		p, err := SeccompFor(arch)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, tt := range tests {
 			for _, c := range tt.calls {
 				if arch == "arm64" && c.name == "vfork" {
@@ -190,9 +188,7 @@ func TestSeccompTrapsAreReal(t *testing.T) {
 func TestSeccompShape(t *testing.T) {
 	for _, arch := range []string{"amd64", "arm64"} {
 		p, err := SeccompFor(arch)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if p.OCI.DefaultAction != specs.ActErrno || len(p.OCI.Architectures) != 1 {
 			t.Errorf("%s: default %s, architectures %v: 32-bit and x32 calls must be off", arch, p.OCI.DefaultAction, p.OCI.Architectures)
 		}
@@ -208,5 +204,12 @@ func TestSeccompShape(t *testing.T) {
 				t.Errorf("%s: rule for %v has action %s; the profile is an allowlist", arch, rule.Names, rule.Action)
 			}
 		}
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }
