@@ -26,7 +26,6 @@ var textExceptions = []struct{ file, literal, why string }{
 	{"runner/batch/place.go", `^--[a-z-]+=?1?$`, "arguments of git"},
 	{"sandbox/docker/", `^--version$`, "an argument of docker"},
 	{"sandbox/oci/", `^--[a-z0-9-]+(=\S*)?$`, "arguments of runsc and runc"},
-	{"sandbox/oci/options.go", `neither beside caisson nor on PATH`, "the name of the program's file"},
 	{"sandbox/overlay/diff.go", `^diff --git $`, "the format of git"},
 	{"tools/policy/commandoptions.go", `^-`, "options of programs that the policy reads"},
 	{"tools/policy/coversearch.go", `^--(chdir|version|help)$`, "flags of programs that the policy reads"},

@@ -182,6 +182,56 @@ func TestAnInterruptionLeavesNoRepository(t *testing.T) {
 	}
 }
 
+// TestChangedRepositoriesAreQuarantined: existing repositories are the user's, but not a command's
+// changes in them.
+func TestChangedRepositoriesAreQuarantined(t *testing.T) {
+	b := newBench(t, plantTurns)
+	for _, repo := range []string{"same", "config", "hook", "modules", "replaced", "moved"} {
+		b.file(repo+"/.git/config", "[core]\n")
+		b.file(repo+"/.git/HEAD", "ref: refs/heads/main\n")
+		b.file(repo+"/.git/hooks/pre-commit.sample", "#!/bin/sh\n")
+		b.file(repo+"/.git/modules/m/config", "[core]\n")
+	}
+	b.file("submodule/.git", "gitdir: ../.git/modules/submodule\n")
+	b.file("linked/.git", "gitdir: ../.git/modules/linked\n")
+	for _, name := range []string{"HEAD", "objects/x", "refs/x", "config"} {
+		b.file("bare/"+name, "x")
+	}
+	b.backend.Scripts["plant"] = func(context.Context, *fakesandbox.Sandbox, sandbox.Command) sandbox.ExitStatus {
+		// Git may change these freely.
+		b.file("same/.git/HEAD", "ref: refs/heads/other\n")
+		b.file("same/.git/objects/aa/bb", "object")
+		b.file("same/.git/index", "index")
+		b.file("config/.git/config", "[core]\n\tfsmonitor = touch FIRED\n")
+		b.file("hook/.git/hooks/post-checkout", "touch FIRED\n")
+		b.file("modules/.git/modules/m/config", "[core]\n\tpager = touch FIRED\n")
+		b.file("submodule/.git", "gitdir: ../evil\n")
+		b.file("bare/hooks/post-receive", "touch FIRED\n")
+		for _, err := range []error{
+			os.RemoveAll(filepath.Join(b.dir, "replaced/.git")), os.Symlink("../evil", filepath.Join(b.dir, "replaced/.git")),
+			os.Rename(filepath.Join(b.dir, "moved"), filepath.Join(b.dir, "away")), os.Mkdir(filepath.Join(b.dir, "moved"), 0o755),
+		} {
+			if err != nil {
+				t.Error(err)
+			}
+		}
+		return sandbox.ExitStatus{}
+	}
+	r, _ := b.run(t.Context())
+	want := []string{"away/.git", "bare/HEAD", "config/.git", "hook/.git", "modules/.git", "replaced/.git", "submodule/.git"}
+	if diff := cmp.Diff(want, paths(r.Quarantined)); diff != "" {
+		t.Errorf("quarantined (-want +got):\n%s", diff)
+	}
+	for _, q := range r.Quarantined {
+		if b.exists(q.Path) || !b.exists(q.To) {
+			t.Errorf("%+v was not renamed", q)
+		}
+	}
+	if !b.exists("same/.git/index") || !b.exists("linked/.git") {
+		t.Error("a repository that obeys what it did was touched")
+	}
+}
+
 func TestTakingTheSandboxDownDoesNotHelp(t *testing.T) {
 	for name, ofLimits := range map[string]bool{"of its limits": true, "otherwise": false} {
 		t.Run(name, func(t *testing.T) {
@@ -267,6 +317,31 @@ func TestAnUnfinishedRebaseIsQuarantined(t *testing.T) {
 	warnings := of[record.Warning](t, records)
 	if len(warnings) != 1 || !strings.Contains(warnings[0].Message, "shell text of its configuration: filter.x.smudge in .git/config. ") {
 		t.Errorf("warnings %+v", warnings)
+	}
+}
+
+// TestTheWorkspacesRepositoryIsLookedAtToo: in commit mode, commands write to it, and an entry that
+// leads git elsewhere disables the whole repository.
+func TestTheWorkspacesRepositoryIsLookedAtToo(t *testing.T) {
+	for mode, want := range map[sandbox.GitMode][]string{sandbox.GitCommit: {".git"}, sandbox.GitReadOnly: nil} {
+		b := newBench(t, plantTurns)
+		b.opts.Git = mode
+		b.file(".git/config", "")
+		b.file(".git/HEAD", "ref: refs/heads/main\n")
+		b.backend.Scripts["plant"] = func(context.Context, *fakesandbox.Sandbox, sandbox.Command) sandbox.ExitStatus {
+			b.file(".git/index", "")
+			b.file(".git/COMMIT_EDITMSG", "")
+			if mode == sandbox.GitCommit {
+				if err := os.Symlink("/nowhere/x", filepath.Join(b.dir, ".git/packed-refs")); err != nil {
+					t.Error(err)
+				}
+			}
+			return sandbox.ExitStatus{}
+		}
+		r, _ := b.run(t.Context())
+		if diff := cmp.Diff(want, paths(r.Quarantined)); diff != "" {
+			t.Errorf("%s: quarantined (-want +got):\n%s", mode, diff)
+		}
 	}
 }
 
