@@ -110,29 +110,8 @@ type check struct {
 	port     uint16
 	named    []netip.Prefix // that the configuration names for the host
 	own      []netip.Addr   // of this machine's interfaces
+	deny     []Rule
 	guardian *ssrf.Guardian
-}
-
-// newCheck returns the check for a host. publicOnly ignores its private networks.
-func (g *Guard) newCheck(host string, port uint16, publicOnly bool) (*check, error) {
-	c := &check{host: host, port: port}
-	var v4, v6 []netip.Prefix
-	networks := g.private[host]
-	if publicOnly {
-		networks = nil
-	}
-	for _, p := range networks {
-		if p.Addr().Is4() {
-			v4 = append(v4, p)
-		} else {
-			v6 = append(v6, p)
-		}
-	}
-	c.named = networks
-	c.guardian = ssrf.New(ssrf.WithPorts(port), ssrf.WithAllowedV4Prefixes(v4...), ssrf.WithAllowedV6Prefixes(v6...))
-	var err error
-	c.own, err = ownAddrs()
-	return c, err
 }
 
 func ownAddrs() ([]netip.Addr, error) {
@@ -176,7 +155,6 @@ func (c *check) checkAddr(addr netip.Addr) error {
 	var err error
 	switch {
 	case c.isNamed(addr):
-		return nil
 	case slices.Contains(metadataAddrs, addr):
 		err = errMetadata
 	case slices.Contains(c.own, addr):
@@ -186,6 +164,10 @@ func (c *check) checkAddr(addr netip.Addr) error {
 	}
 	if err != nil {
 		return &AddressError{Host: c.host, Addr: addr, Err: err}
+	}
+	at := slices.IndexFunc(c.deny, func(r Rule) bool { return r.deniesAll() && r.coversHost(addr.String(), c.port) })
+	if at >= 0 {
+		return &AddressError{Host: c.host, Addr: addr, Rule: c.deny[at]}
 	}
 	return nil
 }
@@ -229,30 +211,29 @@ func (d *Dialer) CheckAddr(host string, port uint16, addr netip.Addr) error {
 	if err != nil {
 		return err
 	}
-	return d.checkAddr(c, addr)
+	return c.checkAddr(addr)
 }
 
 func (d *Dialer) newCheck(host string, port uint16) (*check, error) {
-	c, err := d.Guard.newCheck(host, port, d.PublicOnly)
-	if err != nil {
-		return nil, err
+	c := &check{host: host, port: port, deny: d.Deny}
+	if !d.PublicOnly {
+		c.named = slices.Clone(d.Guard.private[host])
 	}
-	c.named = slices.Clone(c.named)
+	var v4, v6 []netip.Prefix
+	for _, p := range c.named {
+		if p.Addr().Is4() {
+			v4 = append(v4, p)
+		} else {
+			v6 = append(v6, p)
+		}
+	}
+	c.guardian = ssrf.New(ssrf.WithPorts(port), ssrf.WithAllowedV4Prefixes(v4...), ssrf.WithAllowedV6Prefixes(v6...))
 	for _, addr := range d.Named {
 		c.named = append(c.named, netip.PrefixFrom(addr, addr.BitLen()))
 	}
-	return c, nil
-}
-
-func (d *Dialer) checkAddr(c *check, addr netip.Addr) error {
-	if err := c.checkAddr(addr); err != nil {
-		return err
-	}
-	at := slices.IndexFunc(d.Deny, func(r Rule) bool { return r.deniesAll() && r.coversHost(addr.String(), c.port) })
-	if at >= 0 {
-		return &AddressError{Host: c.host, Addr: addr, Rule: d.Deny[at]}
-	}
-	return nil
+	var err error
+	c.own, err = ownAddrs()
+	return c, err
 }
 
 // Dial connects to a canonical host. It resolves the name once, refuses the host if
@@ -269,7 +250,7 @@ func (d *Dialer) Dial(ctx context.Context, host string, port uint16) (net.Conn, 
 		return nil, err
 	}
 	for _, addr := range addrs {
-		if err := d.checkAddr(c, addr); err != nil {
+		if err := c.checkAddr(addr); err != nil {
 			return nil, err
 		}
 	}

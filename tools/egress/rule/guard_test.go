@@ -23,7 +23,7 @@ func TestInternalAddresses(t *testing.T) {
 		t.Fatal(err)
 	}
 	dial := func(host string, port uint16, addr string) error {
-		c, err := g.newCheck(host, port, false)
+		c, err := (&Dialer{Guard: g}).newCheck(host, port)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -112,7 +112,7 @@ func TestNamedAddresses(t *testing.T) {
 		t.Fatal(err)
 	}
 	allows := func(host, addr string, publicOnly bool) bool {
-		c, err := g.newCheck(host, 80, publicOnly)
+		c, err := (&Dialer{Guard: g, PublicOnly: publicOnly}).newCheck(host, 80)
 		if err != nil {
 			t.Fatal(err)
 		}
