@@ -259,7 +259,7 @@ func TestUploadBudget(t *testing.T) {
 	}
 	wg.Wait()
 	f.wg.Wait()
-	// What the budget ended is reset, so that not all of it may have arrived.
+	// The budget resets connections, so some bytes may not have arrived.
 	if sent, _ := f.movedBytes(); arrived.Load() == 0 || arrived.Load() > budget || sent != budget {
 		t.Errorf("%d bytes arrived, %d counted, the budget is %d", arrived.Load(), sent, budget)
 	}

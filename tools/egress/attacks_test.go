@@ -671,8 +671,7 @@ func TestRedirect(t *testing.T) {
 	}
 }
 
-// TestOtherSession is attack 41: names, answers and denials of one session are not
-// those of another.
+// TestOtherSession is attack 41: two sessions share no names, answers or denials.
 func TestOtherSession(t *testing.T) {
 	canary := newCanary(t, "127.0.0.1:0")
 	ask := func(context.Context, Question) (Answer, error) { return Answer{Verdict: VerdictAlways}, nil }

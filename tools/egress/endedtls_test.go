@@ -21,7 +21,7 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
-// secureServer is a server of TLS at localhost, with an authority of its own.
+// secureServer is a TLS server at localhost with its own authority.
 type secureServer struct {
 	*httptest.Server
 	authority *ca.Authority

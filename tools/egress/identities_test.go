@@ -163,8 +163,8 @@ func TestIdentityNames(t *testing.T) {
 	}
 }
 
-// TestIdentitySecrets checks that the placeholder of a server is refused to the agent,
-// and that of the agent to a server.
+// TestIdentitySecrets checks that a server's placeholder is refused to the agent,
+// and the agent's to a server.
 func TestIdentitySecrets(t *testing.T) {
 	canary := newCanary(t, "127.0.0.1:0")
 	newSet := func(name string) (*secret.Set, string) {

@@ -103,7 +103,7 @@ func startPrograms(t *testing.T, keep *cache.Cache, edit func(*Options), names .
 	return p
 }
 
-// run runs a program in a directory of its own, and returns its output.
+// run runs a program in a new directory and returns its output.
 func (p *programSession) run(dir string, args ...string) (string, error) {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)

@@ -96,7 +96,7 @@ func TestStalledStreams(t *testing.T) {
 		defer func() { _ = res.Body.Close() }()
 	}
 	time.Sleep(500 * time.Millisecond)
-	// What is in sockets and in the buffers of responses is added to that of HTTP/2.
+	// Sockets and the buffers of responses hold bytes besides HTTP/2's buffers.
 	if n := sent.Load(); n > maxHostBuffer+20<<20 || n >= streams*size/2 {
 		t.Errorf("%d bytes were sent to a program that reads none", n)
 	} else {

@@ -14,8 +14,8 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
-// TestRoundTripper checks that a request of Caisson's own is decided, reported and
-// metered, those of redirects too.
+// TestRoundTripper checks that Caisson's own requests are decided, reported and
+// metered, also after redirects.
 func TestRoundTripper(t *testing.T) {
 	other := newCanary(t, "127.0.0.1:0")
 	server := startSecure(t, func(w http.ResponseWriter, r *http.Request) {

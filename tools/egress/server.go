@@ -142,7 +142,7 @@ type request struct {
 	port      uint16
 	command   int
 	userKnown bool
-	foreign   bool // the proxy is that of another identity
+	foreign   bool // the proxy belongs to another identity
 	// plain reports whether the connection carries unencrypted HTTP requests, which
 	// an upstream proxy serves without a tunnel.
 	plain bool

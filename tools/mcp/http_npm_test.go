@@ -18,7 +18,7 @@ import (
 	"github.com/caisson-run/caisson/tools/mcp/oauth"
 )
 
-// everythingVersion is that of the official server that has one of everything.
+// everythingVersion is the version of the official server with one of everything.
 const everythingVersion = "2026.8.31"
 
 // installEverything installs the server from npm and returns its program.
@@ -120,7 +120,7 @@ func serveNode(t *testing.T, program string, variables []string, args ...string)
 	return nil
 }
 
-// sdkVersion is that of the TypeScript SDK, which has an example with an authorization server.
+// sdkVersion is the version of the TypeScript SDK, which has an example with an authorization server.
 const sdkVersion = "1.32.2"
 
 // TestSDKExampleWithOAuth: a login at the authorization server of the TypeScript SDK's example, with discovery,

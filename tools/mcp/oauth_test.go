@@ -84,7 +84,7 @@ func TestOAuthClientCredentials(t *testing.T) {
 	useEcho(t, h)
 }
 
-// TestOAuthStoredToken: without a token, a server fails at once and is not started again; with that of a login it runs.
+// TestOAuthStoredToken: without a token, a server fails at once and is not started again. With a login's token it runs.
 func TestOAuthStoredToken(t *testing.T) {
 	s, store := serveWithOAuth(t), oauth.NewStore(t.TempDir())
 	server := Server{Name: "a", URL: s.URL + "/mcp", OAuth: oauth.Config{ClientID: "c"}}

@@ -204,7 +204,7 @@ func NewGit(o Options) (*Preset, error) {
 		}
 		own := t.String()
 		path := strings.TrimPrefix(t.Path, "/")
-		if t.Port == 443 { // the port of ssh tells nothing about that of https
+		if t.Port == 443 { // the port of ssh says nothing about the port of https
 			for _, form := range []string{"git@" + t.Host + ":" + path, "ssh://git@" + t.Host + "/" + path, "git://" + t.Host + "/" + path} {
 				config = append(config, [2]string{"url." + own + ".insteadOf", form})
 			}

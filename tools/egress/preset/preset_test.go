@@ -178,7 +178,7 @@ func TestRegistries(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" || err != nil || len(ignored) > 0 {
 		t.Errorf("%v, ignored %v\n%s", err, ignored, diff)
 	}
-	// What commands can change must not widen what the next session reaches.
+	// Files that commands can change must not widen the next session's access.
 	for _, workspace := range []string{home, config} {
 		some, ignored, err := ReadRegistries(Places{home, config, workspace})
 		if err != nil || len(some["go"]) > 0 || !slices.Contains(ignored, filepath.Join(home, ".config/go/env")) {
@@ -223,7 +223,7 @@ func TestOwnRegistries(t *testing.T) {
 	for _, tt := range []struct {
 		preset string
 		own    []Registry
-		env    []string // beside those of every user
+		env    []string // besides every user's
 		npmrc  string
 		rules  []string
 	}{

@@ -81,8 +81,8 @@ func TestNamedOfDialer(t *testing.T) {
 	}
 }
 
-// TestIsOfMachine checks the addresses that no name should have, with those of this machine's
-// interfaces.
+// TestIsOfMachine checks the addresses that no name should have, including this
+// machine's interfaces.
 func TestIsOfMachine(t *testing.T) {
 	own, err := ownAddrs()
 	if err != nil || len(own) == 0 {

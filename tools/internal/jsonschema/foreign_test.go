@@ -65,7 +65,7 @@ func TestValidateForeign(t *testing.T) {
 	}
 }
 
-// What can't be expressed makes a schema accept more, never less.
+// A part that can't be expressed makes a schema accept more, never less.
 func TestForeignLeavesOut(t *testing.T) {
 	const lookahead = `{"type":"string","pattern":"^(?!a)"}`
 	for _, tt := range []struct {

@@ -369,7 +369,7 @@ func TestHostileServers(t *testing.T) {
 func TestIssuer(t *testing.T) {
 	for name, tc := range map[string]struct {
 		promised, elsewhere bool
-		issuer              string // "own" is that of the metadata
+		issuer              string // "own" is the metadata's
 		ok                  bool
 	}{
 		"none, not promised":          {false, false, "", true},

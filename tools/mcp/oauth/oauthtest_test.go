@@ -35,7 +35,7 @@ type fakeServer struct {
 	life    time.Duration
 	// override answers a path instead.
 	override map[string]http.HandlerFunc
-	// audience is that of issued tokens, "" for the resource that was asked for.
+	// audience is the audience of issued tokens, "" for the requested resource.
 	audience string
 	reused   int
 	refuse   string // error of each refresh
