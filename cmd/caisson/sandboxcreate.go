@@ -262,10 +262,7 @@ func copyFiles(ctx context.Context, a *app, source, destination string) error {
 	} else {
 		err = c.copyOut(ctx, from, to)
 	}
-	if interrupted := interruption(ctx); interrupted != nil {
-		return interrupted
-	}
-	return err
+	return cmp.Or(interruption(ctx), err)
 }
 
 type copier struct {
