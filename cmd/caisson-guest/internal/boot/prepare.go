@@ -87,7 +87,6 @@ type preparation struct {
 	seen    wire.Hello
 
 	spawner   *spawn.Spawner
-	lost      []string
 	command   wire.Identity
 	submounts []wire.Mount
 	further   []wire.Mount
@@ -147,7 +146,7 @@ func (p *preparation) makeCommands() error {
 	if err != nil {
 		return fmt.Errorf("prepare commands: %w", err)
 	}
-	p.spawner, p.lost, p.session.Identities = spawner, spawner.Lost(), spawner.Identities()
+	p.spawner, p.session.Identities = spawner, spawner.Identities()
 	direct := launch.Direct{Spawner: spawner, Reaper: p.session.Reaper}
 	p.session.Launcher, p.session.Killer = direct, kill.New(kill.MethodGroup, p.session.Reaper, nil)
 	if p.sharesUser() {
@@ -206,7 +205,7 @@ func (p *preparation) hello() wire.Hello {
 	if p.session.Listeners != nil {
 		h.Egress = &p.session.Listeners.Hello
 	}
-	h.Lost = append(h.Lost, p.lost...)
+	h.Lost = append(h.Lost, p.spawner.Lost()...)
 	if p.c.SingleUID {
 		h.Lost = append(h.Lost, "guest and commands share one user: a command can signal the guest's shims and escape its own kill",
 			"commands have one identity: this container has no users for others")

@@ -251,7 +251,7 @@ func (k *Killer) killPass(m Mark, r *Report) (alive, fresh int, steady, chased b
 func (k *Killer) killGently(m Mark, r *Report, start time.Time) bool {
 	found, empty := 0, 0
 	for scans := 0; scans < steadyScans; {
-		next := k.nextReaped()
+		next := k.children.Next()
 		alive, fresh, steady, chased := k.killPass(m, r)
 		switch {
 		case alive == 0 && k.self == 1 && k.children.Drain():
@@ -286,7 +286,7 @@ func (k *Killer) killStopped(m Mark, r *Report, start time.Time) {
 	defer k.toAll(unix.SIGCONT)
 	wait := 200 * time.Microsecond
 	for empty := 0; empty < emptyScans; {
-		next := k.nextReaped()
+		next := k.children.Next()
 		for range stops {
 			k.toAll(unix.SIGSTOP)
 		}
@@ -342,13 +342,6 @@ func (k *Killer) Over() { k.commands.Add(-1) }
 // Launches returns how many commands ever were launched, and whether exactly
 // one runs.
 func (k *Killer) Launches() (n int64, one bool) { return k.launches.Load(), k.commands.Load() == 1 }
-
-func (k *Killer) nextReaped() <-chan struct{} {
-	if k.children == nil {
-		return nil
-	}
-	return k.children.Next()
-}
 
 // pause waits for next, at most for most.
 func pause(next <-chan struct{}, most time.Duration) {

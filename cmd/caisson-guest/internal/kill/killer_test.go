@@ -490,7 +490,7 @@ func TestSignalOfAReusedPID(t *testing.T) {
 func TestKillSends(t *testing.T) {
 	const group = 54326
 	c := sleeper(t, group, "trap '' TERM; sleep 1000; :")
-	k, mark := New(MethodGroup, nil, nil), Mark{Group: group}
+	k, mark := New(MethodGroup, &reaper{after: func(int) {}}, nil), Mark{Group: group}
 	var r Report
 	k.Kill(mark, &r)
 	waitState(t, c.Process.Pid, "Z")

@@ -61,7 +61,7 @@ func TestKill(t *testing.T) {
 		return c
 	}
 	marked, other := sleep(group), sleep(group+1)
-	k := New(MethodGroup, nil, nil)
+	k := New(MethodGroup, &reaper{after: func(int) {}}, nil)
 	mark := Mark{Group: group}
 	if n := k.Alive(mark); n != 1 {
 		t.Fatalf("%d processes are found", n)

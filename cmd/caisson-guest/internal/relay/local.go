@@ -131,16 +131,15 @@ func parseLocal(first []byte) (to netip.AddrPort, request []byte, isConnect bool
 		}
 		return localAddr(target), rest, true
 	}
-	target, ok = strings.CutPrefix(target, "http://")
+	if target, ok = strings.CutPrefix(target, "http://"); !ok {
+		return none, nil, false
+	}
 	host, path := target, "/"
 	if i := strings.IndexAny(target, "/?"); i >= 0 {
 		host, path = target[:i], "/"+strings.TrimPrefix(target[i:], "/")
 	}
 	if !strings.Contains(host, ":") {
 		host += ":80"
-	}
-	if !ok {
-		return none, nil, false
 	}
 	return localAddr(host), fmt.Appendf(nil, "%s %s %s\r\nConnection: close\r\n%s", method, path, version, rest), false
 }

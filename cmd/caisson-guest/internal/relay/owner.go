@@ -131,8 +131,7 @@ func parseDiag(b []byte, seq uint32, port uint16) (uid *uint32, mine bool) {
 		binary.BigEndian.Uint16(b[diagID+2:]) != port {
 		return nil, true
 	}
-	n := native.Uint32(b[diagUID:])
-	return &n, true
+	return new(native.Uint32(b[diagUID:])), true
 }
 
 // procAddr returns an address as in /proc's files: words in the processor's
@@ -162,8 +161,7 @@ func findOwner(lines *bufio.Scanner, local, remote string) *uint32 {
 		if err != nil {
 			return nil
 		}
-		uid := uint32(n)
-		return &uid
+		return new(uint32(n))
 	}
 	return nil
 }

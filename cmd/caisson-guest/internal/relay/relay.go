@@ -71,7 +71,6 @@ type relay struct {
 	// ended its direction.
 	reset, ended atomic.Bool
 	answered     chan struct{} // closed at the host's end
-	once         sync.Once
 
 	mu       sync.Mutex
 	sent     bool // the program has everything from the host
@@ -260,7 +259,7 @@ func (r *relay) takeFrame(f wire.Frame) error {
 		return nil
 	case f.Type == wire.TypeEnd:
 		r.s.remove(r.id)
-		r.once.Do(func() { close(r.answered) })
+		close(r.answered) // once: the stream is no longer open
 		return nil
 	}
 	return fmt.Errorf("%w: a host doesn't send this for a connection", wire.ErrProtocol)
