@@ -2,6 +2,7 @@ package observe
 
 import (
 	"bytes"
+	"cmp"
 	"math"
 	"os"
 	"path"
@@ -41,12 +42,8 @@ func findCgroups(table mountinfo, own string) cgroups {
 				if !m.isCgroup(controller) {
 					continue
 				}
-				name := controller
-				if name == "" {
-					name = "unified"
-				}
 				if rel, ok := strings.CutPrefix(parts[2], strings.TrimSuffix(m.root, "/")); ok {
-					out[name] = path.Join(m.path, rel)
+					out[cmp.Or(controller, "unified")] = path.Join(m.path, rel)
 				}
 			}
 		}
@@ -60,10 +57,7 @@ func (m mountLine) isCgroup(controller string) bool {
 	if controller == "" {
 		return m.kind == "cgroup2"
 	}
-	if m.kind != "cgroup" {
-		return false
-	}
-	return slices.Contains(m.options, controller)
+	return m.kind == "cgroup" && slices.Contains(m.options, controller)
 }
 
 func (c cgroups) readFile(controller, file string) (string, bool) {

@@ -104,19 +104,17 @@ func (t mountinfo) mountAt(path string) wire.Mount {
 }
 
 func (t mountinfo) mountsBelow(path string) []wire.Mount {
-	var out []wire.Mount
-	for _, m := range t {
-		if strings.HasPrefix(m.path, strings.TrimSuffix(path, "/")+"/") {
-			out = append(out, withFileSystem(wire.Mount{Path: m.path, Type: m.kind, Options: m.options}))
-		}
-	}
-	return out
+	return t.listWhere(func(m mountLine) bool { return strings.HasPrefix(m.path, strings.TrimSuffix(path, "/")+"/") })
 }
 
 func (t mountinfo) ofType(kind string) []wire.Mount {
+	return t.listWhere(func(m mountLine) bool { return m.kind == kind })
+}
+
+func (t mountinfo) listWhere(wanted func(mountLine) bool) []wire.Mount {
 	var out []wire.Mount
 	for _, m := range t {
-		if m.kind == kind {
+		if wanted(m) {
 			out = append(out, withFileSystem(wire.Mount{Path: m.path, Type: m.kind, Options: m.options}))
 		}
 	}
