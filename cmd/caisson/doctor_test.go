@@ -98,9 +98,9 @@ func TestDoctorPolicy(t *testing.T) {
 		{"denied where nobody is asked", "on_prompt: deny", doctor.OK, "is refused"},
 		{"failed where nobody is asked", "on_prompt: fail", doctor.OK, "ends the run"},
 		{"a relaxed directory that is not there", "policy: {relaxed_workspaces: [/nowhere/at/all]}", doctor.Warning, "/nowhere/at/all (policy.relaxed_workspaces) is not a directory"},
-		{"a relaxed directory for temporary files", fmt.Sprintf("policy: {relaxed_workspaces: [%s]}", here), doctor.Warning, "where other programs and users make directories"},
+		{"a relaxed directory for temporary files", fmt.Sprintf("policy: {relaxed_workspaces: [%s]}", here), doctor.Warning, "where other programs and users create directories"},
 		{"a relaxed directory of every user", fmt.Sprintf("policy: {relaxed_workspaces: [%s]}", open), doctor.Warning, "can be written by every user"},
-		{"a relaxed directory that holds all", "policy: {relaxed_workspaces: [/]}", doctor.Warning, "holds your home directory"},
+		{"a relaxed directory that holds all", "policy: {relaxed_workspaces: [/]}", doctor.Warning, "contains your home directory"},
 		{"a good relaxed directory", "policy: {relaxed_workspaces: [/usr]}", "", "/usr (policy.relaxed_workspaces)"},
 	} {
 		s := openTestBackends(t, tt.text, "TMPDIR="+here)
@@ -156,7 +156,7 @@ func TestDoctorTrust(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(work, ".caisson/config.yaml"), []byte("image: other\n"), 0o600); err != nil {
 				t.Fatal(err)
 			}
-		}, doctor.Warning, "other settings than the trusted ones"},
+		}, doctor.Warning, "settings that differ from the trusted ones"},
 		{"gone", func() {
 			if err := os.RemoveAll(work); err != nil {
 				t.Fatal(err)
@@ -174,7 +174,7 @@ func TestDoctorTrust(t *testing.T) {
 		}
 		tt.change()
 		// The folder is below one for temporary files, which is said of its own.
-		found := slices.DeleteFunc(s.checkPolicy(nil), func(f doctor.Finding) bool { return strings.Contains(f.Detail, "make directories") })
+		found := slices.DeleteFunc(s.checkPolicy(nil), func(f doctor.Finding) bool { return strings.Contains(f.Detail, "create directories") })
 		if tt.result == doctor.Warning && tt.name == "changed" {
 			if s.coversSettings(approval.TrustedWorkspace{Workspace: work, Files: own.files}) {
 				t.Error("changed settings are covered")
@@ -296,7 +296,7 @@ func TestDoctorLeftovers(t *testing.T) {
 		result doctor.Result
 		words  string
 	}{
-		{"alive", doctor.OK, "1 run, nothing is left"}, {"dead", doctor.Warning, "left of dead ones: ses_1 on gvisor"},
+		{"alive", doctor.OK, "1 running, nothing left"}, {"dead", doctor.Warning, "left by dead owners: ses_1 on gvisor"},
 	} {
 		bin := t.TempDir()
 		for _, name := range []string{"caisson-guest", "runsc", "runc"} {

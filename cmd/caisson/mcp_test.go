@@ -264,7 +264,7 @@ func TestDoctorServers(t *testing.T) {
 		}
 	}
 	for _, want := range []string{
-		"mcp ok: broken, good, plain, quiet", "no rule is for the tools of quiet", "every tool of plain runs without asking",
+		"mcp ok: broken, good, plain, quiet", "no rule covers the tools of quiet", "every tool of plain runs without asking",
 		"other users can read mcpServers.plain.headers.Authorization in " + file, "broken does not start", "the definition of good/hello has changed since it was approved",
 		"quiet/gone was approved in " + h.dir + ", and its server does not offer it",
 	} {

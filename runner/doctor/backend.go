@@ -177,9 +177,9 @@ func CheckLeftovers(found []sandbox.Listing, failures []string, now time.Time) F
 	}
 	switch {
 	case len(failures) > 0:
-		return Finding{Check: check, Result: Warning, Detail: "those of dead owners are unknown: " + strings.Join(failures, "; "), Advice: AdviseListSandboxes}
+		return Finding{Check: check, Result: Warning, Detail: "sandboxes of dead owners are unknown: " + strings.Join(failures, "; "), Advice: AdviseListSandboxes}
 	case len(dead) > 0:
-		return Finding{Check: check, Result: Warning, Detail: "left of dead ones: " + strings.Join(dead, ", "), Advice: AdviseCollect}
+		return Finding{Check: check, Result: Warning, Detail: "left by dead owners: " + strings.Join(dead, ", "), Advice: AdviseCollect}
 	}
-	return Finding{Check: check, Result: OK, Detail: fmt.Sprintf("%d run, nothing is left of dead ones", live)}
+	return Finding{Check: check, Result: OK, Detail: fmt.Sprintf("%d running, nothing left by dead owners", live)}
 }

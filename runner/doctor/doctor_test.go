@@ -80,7 +80,7 @@ func TestDoctorMachine(t *testing.T) {
 		{"a kernel without what is used", feat(false), Warning, "something is lost"},
 		{"no cgroups", group(Cgroups{Version: "none", Missing: []string{"cpu", "memory", "pids"}}, nil), Warning, "none are mounted; missing or not writable: cpu, memory, pids"},
 		{"a controller is missing", group(Cgroups{Version: "hybrid", Missing: []string{"pids"}}, nil), Warning, "hybrid: limits by version 1, version 2 beside it; missing or not writable: pids"},
-		{"a container's processes in the way", group(Cgroups{Version: "v2", Missing: []string{"cpu", "memory", "pids"}, Crowded: "/sys/fs/cgroup"}, nil), Warning, "the cgroup /sys/fs/cgroup holds processes itself"},
+		{"a container's processes in the way", group(Cgroups{Version: "v2", Missing: []string{"cpu", "memory", "pids"}, Crowded: "/sys/fs/cgroup"}, nil), Warning, "the cgroup /sys/fs/cgroup contains processes"},
 		{"no swap accounting", group(Cgroups{Version: "v1"}, nil), OK, "version 1; swap is not accounted for"},
 		{"cgroups can't be read", group(Cgroups{}, errors.New("no /proc")), Warning, "no /proc"},
 		{"no cgroup is delegated to an ordinary user", user(group(Cgroups{Version: "v2", Missing: []string{"cpu"}}, nil)), OK, "none with cpu, memory and pids is delegated to this user"},
@@ -90,7 +90,7 @@ func TestDoctorMachine(t *testing.T) {
 		{"Debian's switch, a user", user(sysctl("kernel/unprivileged_userns_clone", "0")), Warning, "kernel.unprivileged_userns_clone is 0"},
 		{"Ubuntu's switch, a user", user(sysctl("kernel/apparmor_restrict_unprivileged_userns", "1")), Warning, "kernel.apparmor_restrict_unprivileged_userns is 1"},
 		{"Ubuntu's switch, root", sysctl("kernel/apparmor_restrict_unprivileged_userns", "1"), "", "apparmor_restrict"},
-		{"root of a small user namespace", func(m *machine) { m.proc = files(t, map[string]string{"self/uid_map": "0 1000 1\n1 100000 5000\n"}) }, Warning, "id 10001, that of commands, is not (uid_map"},
+		{"root of a small user namespace", func(m *machine) { m.proc = files(t, map[string]string{"self/uid_map": "0 1000 1\n1 100000 5000\n"}) }, Warning, "without id 10001, which commands have (uid_map"},
 		{"root of a large user namespace", func(m *machine) {
 			m.proc = files(t, map[string]string{"self/uid_map": "0 1000 1\n1 100000 65536\n", "self/gid_map": "0 1000 1\n1 100000 65536\n"})
 		}, OK, "root; commands run as uid 10001"},
@@ -223,7 +223,7 @@ func TestReplaceableStateIsAWarning(t *testing.T) {
 		t.Helper()
 		for _, path := range []string{dir, filepath.Join(link, "state")} {
 			f := CheckState(path, nil)
-			if found := strings.Contains(f.Detail, "can be replaced"); found != (want != "") || found && (f.Result != Warning || !strings.Contains(f.Detail, want) || f.Hint == "") {
+			if found := strings.Contains(f.Detail, "other users can replace"); found != (want != "") || found && (f.Result != Warning || !strings.Contains(f.Detail, want) || f.Hint == "") {
 				t.Errorf("%s: %+v, want %q", path, f, want)
 			}
 		}

@@ -180,12 +180,12 @@ func CheckState(dir string, temporary []string) Finding {
 	}
 	f := Finding{Check: check, Result: Warning, Detail: dir, Hint: "Set XDG_STATE_HOME to a directory that stays."}
 	if why := findReplaceable(dir); why != "" {
-		f.Detail = fmt.Sprintf("%s can be replaced by other users, while sessions use it too: %s", dir, why)
+		f.Detail = fmt.Sprintf("other users can replace %s, even while sessions use it: %s", dir, why)
 		f.Hint = "Set XDG_STATE_HOME to a directory whose parents belong to you or root, and that other users can't write."
 		return f
 	}
 	if temp := FindParent(dir, temporary); temp != "" {
-		f.Detail = fmt.Sprintf("%s is below %s, which is emptied: records, approvals and kept changes go with it", dir, temp)
+		f.Detail = fmt.Sprintf("%s is below %s, which is emptied from time to time: records, approvals and kept changes are lost then", dir, temp)
 		return f
 	}
 	free, err := freeSpace(dir)

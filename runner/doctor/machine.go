@@ -139,7 +139,7 @@ func (m machine) checkCgroups() Finding {
 			"a scope of systemd's user instance with Delegate=yes has one"}
 	case info.Crowded != "":
 		return Finding{
-			Check: check, Result: Warning, Detail: fmt.Sprintf("%s; the cgroup %s holds processes itself, and version 2 limits nothing below such a one, so gvisor and runc limit none of memory, processes and CPU time", detail, info.Crowded),
+			Check: check, Result: Warning, Detail: fmt.Sprintf("%s; the cgroup %s contains processes, and version 2 limits nothing below such a cgroup, so gvisor and runc limit none of memory, processes and CPU time", detail, info.Crowded),
 			Hint: "Move its processes into a cgroup below it before Caisson starts, as images with a Docker engine do in a container (mkdir init there, and write each line of cgroup.procs into init/cgroup.procs), or use the docker backend.",
 		}
 	case len(info.Missing) > 0:
@@ -176,7 +176,7 @@ func (m machine) checkNamespaces() Finding {
 		f := Finding{Check: check, Result: Warning, Hint: "As root: " + s.fix + "."}
 		f.Detail = strings.ReplaceAll(s.file, "/", ".") + " is " + s.off + ": gvisor and runc can't be used by an ordinary user"
 		if m.uid == 0 {
-			f.Detail = strings.ReplaceAll(s.file, "/", ".") + " is " + s.off + ": a workspace's files can't be mapped to its owner, so that commands run as the owner's own uid"
+			f.Detail = strings.ReplaceAll(s.file, "/", ".") + " is " + s.off + ": a workspace's files can't be mapped to its owner, so commands run as the owner's own uid"
 		}
 		return f
 	}
@@ -200,7 +200,7 @@ func (m machine) checkIdentities() Finding {
 		if id := sandbox.CommandUID; !isMapped(m.readFile("self/"+name), id) {
 			return Finding{
 				Check: check, Result: Warning, Fault: FaultSandbox,
-				Detail: fmt.Sprintf("Caisson is root in a user namespace in which id %d, that of commands, is not (%s of /proc/self)", id, name),
+				Detail: fmt.Sprintf("Caisson is root in a user namespace without id %d, which commands have (%s of /proc/self)", id, name),
 				Hint:   "Run it where this id is mapped: as root of the machine, or with a larger range in /etc/subuid and /etc/subgid for the user who made the namespace.",
 			}
 		}

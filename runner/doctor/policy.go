@@ -86,7 +86,7 @@ func checkRules(p policy.Policy, defs []tools.Definition, servers []string) []Fi
 			if tools.Name(key).Same(tools.Name(other)) {
 				findings = append(findings, Finding{
 					Check: checkPolicy, Result: Warning, Hint: "Keep one of the two in policy.tools.",
-					Detail: fmt.Sprintf("%q (%s) and %q (%s) are two spellings of one tool: a deny of either counts, otherwise the one with a slash", key, p.Tools[key], other, p.Tools[other]),
+					Detail: fmt.Sprintf("%q (%s) and %q (%s) are two spellings of one tool: if either is deny, that counts, otherwise the one with a slash", key, p.Tools[key], other, p.Tools[other]),
 				})
 			}
 		}
@@ -219,7 +219,7 @@ func (c Policy) checkTrusted() []Finding {
 	for _, w := range list {
 		doubts := Doubts(w.Workspace, c.Home, c.Temporary)
 		if len(doubts) == 0 && !c.Covered(w) {
-			doubts = []string{"has other settings than the trusted ones, which are not in effect"}
+			doubts = []string{"has settings that differ from the trusted ones, and are not in effect"}
 		}
 		for _, doubt := range doubts {
 			findings = append(findings, Finding{
@@ -235,17 +235,17 @@ func (c Policy) checkTrusted() []Finding {
 func Doubts(dir, home string, temporary []string) []string {
 	info, err := os.Stat(dir)
 	if err != nil || !info.IsDir() {
-		return []string{"is not a directory: any user who makes it is trusted"}
+		return []string{"is not a directory: any user who creates it is trusted"}
 	}
 	var doubts []string
 	if temp := FindParent(dir, temporary); temp != "" {
-		doubts = append(doubts, "is below "+temp+", where other programs and users make directories")
+		doubts = append(doubts, "is below "+temp+", where other programs and users create directories")
 	}
 	if info.Mode().Perm()&0o002 != 0 {
 		doubts = append(doubts, "can be written by every user")
 	}
 	if FindParent(home, []string{dir}) != "" {
-		doubts = append(doubts, "holds your home directory, so that all of it is trusted")
+		doubts = append(doubts, "contains your home directory, so all of it is trusted")
 	}
 	return doubts
 }
@@ -277,7 +277,7 @@ func resolveSymlinks(path string) string {
 // read.
 func damagedFile(check string, err error) Finding {
 	if e, ok := errors.AsType[*approval.CorruptError](err); ok {
-		return Finding{Check: check, Result: Warning, Detail: fmt.Sprintf("%s was damaged and counts as empty: %v; it is now %s", e.Path, e.Err, e.Quarantine)}
+		return Finding{Check: check, Result: Warning, Detail: fmt.Sprintf("%s was damaged and counts as empty: %v. It was moved to %s", e.Path, e.Err, e.Quarantine)}
 	}
 	return Finding{Check: check, Result: Warning, Detail: err.Error(), Hint: "Make it a file that you can read."}
 }
@@ -307,7 +307,7 @@ func (c Policy) checkGrants() []Finding {
 		case g.Decision == approval.DecisionAllow && p.Decide(defs[i], g.Workspace).Mode == policy.ModeDeny && !p.NoPrompts:
 			warn(fmt.Sprintf("one allows %s in %s, which the policy denies: it has no effect", g.Tool, g.Workspace), AdviseRevokeDenied, "")
 		case g.Decision == approval.DecisionAllow && isDangerous(p, g.Phrase):
-			warn(fmt.Sprintf("one allows %q in %s, which the policy calls dangerous: it is asked about each time all the same", g.Phrase, g.Workspace), AdviseRevoke, "")
+			warn(fmt.Sprintf("one allows %q in %s, which the policy calls dangerous: it is still asked about each time", g.Phrase, g.Workspace), AdviseRevoke, "")
 		}
 		if info, err := os.Stat(g.Workspace); err != nil || !info.IsDir() {
 			gone[g.Workspace]++

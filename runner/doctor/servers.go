@@ -52,16 +52,16 @@ func (c Policy) checkServers() []Finding {
 		switch {
 		case all == "" && single == 0:
 			warn(fmt.Sprintf("Add %s/* to policy.tools, and the names of tools that may run without asking.", s.Name),
-				"no rule is for the tools of %s: each call prompts, and is refused where no one answers", s.Name)
+				"no rule covers the tools of %s: each call prompts, and is refused if nobody answers", s.Name)
 		case all == policy.ModeAuto:
 			warn("Name the tools that may run in policy.tools, and let the others prompt.",
-				"every tool of %s runs without asking, those that it adds later too", s.Name)
+				"every tool of %s runs without asking, including tools that it adds later", s.Name)
 		}
 		if s.OnHost {
 			warn("Take on_host out, so that it runs in the sandbox.", "%s runs on this machine with your rights, outside the sandbox", s.Name)
 		}
 		if s.Address != "" {
-			warn("Use https:// in its url.", "%s is reached without TLS at %s: anyone on the way can read its headers and change what it answers", s.Name, s.Address)
+			warn("Use https:// in its url.", "%s is reached without TLS at %s: anyone in between can read its headers and change its answers", s.Name, s.Address)
 		}
 		if len(s.Readable) > 0 {
 			warn("chmod 600 "+s.File+", or write ${NAME} for a variable.", "other users can read %s in %s", strings.Join(s.Readable, ", "), s.File)

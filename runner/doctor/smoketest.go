@@ -204,7 +204,7 @@ func (t SmokeTest) checkAttestation(a sandbox.Attestation, info sandbox.Info, to
 	}
 	if len(a.Localhost) == 0 && f.Result == OK {
 		f.Result = Warning
-		f.Detail += "; the name localhost has no address inside, so programs can't reach their own servers by it"
+		f.Detail += "; the name localhost has no address inside, so programs can't use it to reach their own servers"
 		f.Hint = "Put an /etc/hosts with the line \"127.0.0.1 localhost\" into the image."
 	}
 	if len(lost) > 0 {
@@ -221,7 +221,7 @@ func warnOfFileSystem(started Finding, trial, workspace string) Finding {
 		return started
 	}
 	started.Result = Warning
-	started.Detail += fmt.Sprintf("; tried in %s, on another file system than this directory: commands here may have another user, and protections may be missing", filepath.Dir(trial))
+	started.Detail += fmt.Sprintf("; tried in %s, which is on another file system than this directory: here, commands may run as another user, and protections may be missing", filepath.Dir(trial))
 	started.Hint = "To try it on this file system, set TMPDIR to a directory on it."
 	return started
 }
@@ -268,7 +268,7 @@ func checkEgress(ctx context.Context, box sandbox.Sandbox, f Finding) Finding {
 		f.Fault, f.Advice = FaultSandbox, AdviseOtherBackend
 		return f
 	}
-	f.Detail += "; the proxy of commands refuses what no rule allows, and is the only way out"
+	f.Detail += "; the commands' proxy refuses what no rule allows, and is the only way out"
 	return f
 }
 
@@ -332,7 +332,7 @@ func checkReach(ctx context.Context, box sandbox.Sandbox) Finding {
 	}()
 	live := slices.DeleteFunc(slices.Clone(all), func(b testListener) bool { return !b.answers(ctx) })
 	if len(live) == 0 {
-		return Finding{Check: checkNetwork, Result: Warning, Detail: "nothing on this machine answers outside of the sandbox either, so that nothing is proved", Hint: "Let this process listen on 127.0.0.1."}
+		return Finding{Check: checkNetwork, Result: Warning, Detail: "nothing on this machine answers outside the sandbox either, so this proves nothing", Hint: "Let this process listen on 127.0.0.1."}
 	}
 	argv := []string{sandbox.GuestPath, wire.ReachWord}
 	for _, b := range live {

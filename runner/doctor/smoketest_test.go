@@ -74,7 +74,7 @@ func TestTrialOnAnotherFileSystem(t *testing.T) {
 	} {
 		f := warnOfFileSystem(Finding{Check: checkStart, Result: tt.result, Detail: "started"}, trial, tt.workspace)
 		warned := tt.want == Warning
-		if f.Result != tt.want || strings.Contains(f.Detail, "tried in "+here+", on another file system") != warned || (f.Hint != "") != warned {
+		if f.Result != tt.want || strings.Contains(f.Detail, "tried in "+here+", which is on another file system") != warned || (f.Hint != "") != warned {
 			t.Errorf("%s on %s: %+v, want %s", tt.result, tt.workspace, f, tt.want)
 		}
 	}
