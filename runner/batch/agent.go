@@ -43,7 +43,9 @@ func (r *trialRun) openAgent(ctx context.Context, began time.Time) error {
 		return &infraError{Provider, err}
 	}
 	s, o, err := r.openSession(ctx, r.place, definition.Environment, definition.Steps[0].Agent.Network, func(o *runner.Options) {
-		o.Task, o.Profiles, o.Ledger = definition.Steps[0].Instruction, model.Profiles, model.Ledger
+		o.Task = definition.Steps[0].Instruction
+		o.Profiles = model.Profiles
+		o.Ledger = model.Ledger
 		if r.place.skills != "" {
 			o.Skills.Untrusted = []skill.Dir{{Path: r.place.skills, Shown: definition.Environment.SkillsDir}}
 		}
@@ -62,7 +64,9 @@ func (r *trialRun) openAgent(ctx context.Context, began time.Time) error {
 		model.Close()
 		return &infraError{classOf(err), err}
 	}
-	r.session, r.agent, r.model = s, o, model
+	r.session = s
+	r.agent = o
+	r.model = model
 	if len(o.Profiles) > 0 {
 		r.result.Model = o.Profiles[0].Model.Info().String()
 	}
@@ -161,7 +165,9 @@ func (r *trialRun) awaitHealth(ctx context.Context, h *task.HealthCheck) error {
 	for {
 		output := limits.Tail{Size: maxTail}
 		c := r.place.newCommand("/bin/sh", "-c", h.Command)
-		c.Timeout, c.Stdout, c.Stderr = h.Timeout, &output, &output
+		c.Timeout = h.Timeout
+		c.Stdout = &output
+		c.Stderr = &output
 		result, err := r.session.Exec(ctx, c)
 		switch {
 		case ctx.Err() != nil:
@@ -236,7 +242,10 @@ func (r *trialRun) runSolution(ctx context.Context, step *task.Step, result *Ste
 	}
 	defer func() { _ = output.Close() }() // results need none of it
 	c := r.place.newCommand("/bin/sh", "-c", "exec "+solutionDir+"/solve.sh 2>&1")
-	c.Stdout, c.Stderr, c.Env, c.Timeout = output, output, definition.SolutionEnv, step.Agent.Time
+	c.Stdout = output
+	c.Stderr = output
+	c.Env = definition.SolutionEnv
+	c.Timeout = step.Agent.Time
 	if c.Timeout == 0 {
 		c.Timeout = maxAgentTime
 	}

@@ -74,7 +74,10 @@ func (v *verification) confirmDoubts(ctx context.Context) (doubts, error) {
 		return nil, nil
 	}
 	control := *v
-	control.control, control.acted, control.sessions, control.out = true, false, nil, filepath.Join(v.out, ControlDir)
+	control.control = true
+	control.acted = false
+	control.sessions = nil
+	control.out = filepath.Join(v.out, ControlDir)
 	failed := control.runOnce(ctx)
 	v.sessions = append(v.sessions, control.sessions...)
 	if errors.As(failed, new(*infraError)) {

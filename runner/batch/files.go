@@ -431,7 +431,8 @@ func copyVisible(out *archive.Writer, f *os.File, hidden func(h *tar.Header) boo
 	var failed error
 	err := copyEntries(out, f, func(h *tar.Header) bool {
 		if hidden(h) {
-			if most -= 2*len(h.Name) + headerBytes; h.Typeflag == tar.TypeReg && most >= 0 { // PAX records repeat the name
+			most -= 2*len(h.Name) + headerBytes // PAX records repeat the name
+			if h.Typeflag == tar.TypeReg && most >= 0 {
 				offset, err := f.Seek(0, io.SeekCurrent)
 				if err != nil {
 					failed = cmp.Or(failed, err)

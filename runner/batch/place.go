@@ -117,7 +117,9 @@ func (p *places) makePlace(ctx context.Context, e task.Environment, dir string) 
 		if err != nil {
 			return out, errors.Join(err, context.Cause(ctx))
 		}
-		out.id, out.env, workdir = im.ID, im.Config.Env, im.Config.WorkingDir
+		out.id = im.ID
+		out.env = im.Config.Env
+		workdir = im.Config.WorkingDir
 		if out.image.Scheme == images.SchemeBuild && im.ID != "" { // built once, even if the directory changes
 			if pinned, err := images.ParseReference(im.ID); err == nil {
 				if _, err := p.images.Resolve(ctx, pinned); err == nil {

@@ -82,7 +82,9 @@ func Run(ctx context.Context, o Options) (Totals, error) {
 		})
 	}
 	r.running.Wait()
-	totals.Ran, totals.NotRun, totals.Reached = r.ran, append(r.cancelled, totals.NotRun...), r.reached
+	totals.Ran = r.ran
+	totals.NotRun = append(r.cancelled, totals.NotRun...)
+	totals.Reached = r.reached
 	return totals, r.err
 }
 
@@ -164,7 +166,9 @@ func (r *run) runTrial(ctx context.Context, t Trial) {
 				return
 			}
 		}
-		result.Key, result.Checksum, result.Faults = t.Key, t.Definition.Checksum, faults
+		result.Key = t.Key
+		result.Checksum = t.Definition.Checksum
+		result.Faults = faults
 		result.Started, result.Finished = began.UTC(), began.Add(time.Since(began)).UTC() // whatever the clock did meanwhile
 		if try > 0 && result.Model != "" {
 			result.setUsage(spent)

@@ -230,7 +230,10 @@ func (r *trialRun) setOutcome(err error) {
 		out.Outcome, out.Cause = NotRun, quota.limit
 		return
 	case errors.As(err, &infra):
-		out.Outcome, out.Class, out.Cause, out.fault = Infrastructure, infra.class, infra.Error(), err
+		out.Outcome = Infrastructure
+		out.Class = infra.class
+		out.Cause = infra.Error()
+		out.fault = err
 		return
 	case errors.As(err, &failed) && failed.suspect: // its step has the class, unless an earlier one failed
 	case failed != nil:
@@ -239,7 +242,10 @@ func (r *trialRun) setOutcome(err error) {
 			out.Limit = string(limit.Kind)
 		}
 	case err != nil:
-		out.Outcome, out.Class, out.Cause, out.fault = Infrastructure, classOf(err), err.Error(), err
+		out.Outcome = Infrastructure
+		out.Class = classOf(err)
+		out.Cause = err.Error()
+		out.fault = err
 		return
 	}
 	definition := r.trial.Definition
@@ -298,14 +304,12 @@ func (r *trialRun) runSteps(ctx context.Context) error {
 	}
 	r.result.Image = r.place.id
 	err = r.openAgent(ctx, began)
+	more := true
 	for i := range definition.Steps {
-		if err != nil {
+		if err != nil || !more {
 			break
 		}
-		var more bool
-		if more, err = r.runStep(ctx, i); !more {
-			break
-		}
+		more, err = r.runStep(ctx, i)
 	}
 	return errors.Join(err, r.closeAgent())
 }
@@ -353,12 +357,15 @@ func (r *trialRun) runStep(ctx context.Context, i int) (more bool, err error) {
 	r.result.Times["verifier"] += time.Since(began).Milliseconds()
 	r.result.Sessions = append(r.result.Sessions, v.sessions...)
 	result.LeftOut = append(left.names, v.left.names...)
-	if result.Rewards = v.rewards; isPass(v.rewards) {
+	result.Rewards = v.rewards
+	if isPass(v.rewards) {
 		result.Class, result.Cause = "", "" // the verifier decides how the agent did
 	}
 	err = result.note(err)
 	if err == nil && len(step.MinReward) > 0 && !last && !meetsMinimum(v.rewards, step.MinReward) {
-		result.Class, result.Cause, last = MinRewardNotMet, fmt.Sprintf("step %s stayed below its least reward", step.Name), true
+		result.Class = MinRewardNotMet
+		result.Cause = fmt.Sprintf("step %s stayed below its least reward", step.Name)
+		last = true
 	}
 	r.steps = append(r.steps, result)
 	return err == nil && !last, err
@@ -387,8 +394,15 @@ func (t *Trials) openSession(ctx context.Context, p place, e task.Environment, n
 	if err != nil {
 		return nil, nil, errors.Join(err, dir.Close())
 	}
-	o.Dir, o.Workspace, o.Image, o.ImageName, o.Target, o.Mode = dir, work, p.image, p.name, p.target, sandbox.ModeOverlay
-	o.Apply, o.Env, o.Egress = false, slices.Concat(o.Env, e.Env), egressOptions(o.Egress, n)
+	o.Dir = dir
+	o.Workspace = work
+	o.Image = p.image
+	o.ImageName = p.name
+	o.Target = p.target
+	o.Mode = sandbox.ModeOverlay
+	o.Apply = false
+	o.Env = slices.Concat(o.Env, e.Env)
+	o.Egress = egressOptions(o.Egress, n)
 	if p.root {
 		o.Root, o.Setup.User = sandbox.RootEphemeral, sandbox.UserRoot
 	}

@@ -103,7 +103,11 @@ func (v *verification) runOnce(ctx context.Context) (err error) {
 	s, o, err := v.openSession(ctx, p, environment, verifier.Network, func(o *runner.Options) {
 		o.Task, o.Profiles = "verify: "+v.trial.Task, nil
 		o.Resources.CommandTime = max(o.Resources.CommandTime, verifier.Time)
-		o.Memory, o.Declared, o.Tools, o.Skills, o.Workers = nil, nil, nil, runner.SkillOptions{}, runner.WorkerOptions{}
+		o.Memory = nil
+		o.Declared = nil
+		o.Tools = nil
+		o.Skills = runner.SkillOptions{}
+		o.Workers = runner.WorkerOptions{}
 		o.Caches = runner.CacheOptions{}
 		o.Env = slices.Concat(o.Env, p.caches(o.Env).env)
 		if !p.root && verifier.Tests != "" {
@@ -337,7 +341,10 @@ func (v *verification) execVerifier(ctx context.Context, s *runner.Session, p pl
 	defer func() { _ = output.Close() }() // it is for people
 	c := p.newCommand(argv...)
 	// Let one shell redirect, so that both streams are in order.
-	c.Stdout, c.Stderr, c.Env, c.Timeout = output, output, v.step.Verifier.Env, v.step.Verifier.Time
+	c.Stdout = output
+	c.Stderr = output
+	c.Env = v.step.Verifier.Env
+	c.Timeout = v.step.Verifier.Time
 	c.Argv = append([]string{"/bin/sh", "-c", `exec "$@" 2>&1`, "sh"}, c.Argv...)
 	ended, err := s.Exec(ctx, c)
 	if ended.Status.OOMKilled {
@@ -362,7 +369,14 @@ func (v *verification) execVerifier(ctx context.Context, s *runner.Session, p pl
 // infrastructure outcome is this verification's.
 func (t *Trials) Verify(ctx context.Context, trial Trial, was Result, dir, out string) Result {
 	r := &trialRun{Trials: t, trial: trial, dir: dir, result: was}
-	r.result.Reward, r.result.Rewards, r.result.Class, r.result.Cause, r.result.Steps, r.result.Faults, r.result.Sessions, r.result.LeftOut = nil, nil, "", "", nil, nil, nil, nil
+	r.result.Reward = nil
+	r.result.Rewards = nil
+	r.result.Class = ""
+	r.result.Cause = ""
+	r.result.Steps = nil
+	r.result.Faults = nil
+	r.result.Sessions = nil
+	r.result.LeftOut = nil
 	r.result.Started = time.Now().UTC()
 	err := r.verifyAgain(ctx, was, out)
 	if ctx.Err() != nil {

@@ -188,7 +188,8 @@ func beginRun(ctx context.Context, s results.Store, next Run) (Run, error) {
 		if err != nil {
 			return next, err
 		}
-		if err = putBytes(ctx, s, runsDir+"/"+next.name(), text); !errors.Is(err, results.ErrExists) {
+		err = putBytes(ctx, s, runsDir+"/"+next.name(), text)
+		if !errors.Is(err, results.ErrExists) {
 			return next, err
 		}
 	}

@@ -309,7 +309,8 @@ func (w *worker) readMessage(m jetstream.Msg) (t batch.Trial, err error) {
 // a power of two.
 func (w *worker) refuse(m jetstream.Msg, err error) {
 	_ = m.Term() // otherwise it is delivered again
-	if w.refused++; bits.OnesCount(uint(w.refused)) == 1 {
+	w.refused++
+	if bits.OnesCount(uint(w.refused)) == 1 {
 		w.Report(fmt.Sprintf("removed a message from the queue that is not a trial (%d so far): %v", w.refused, err))
 	}
 }

@@ -85,7 +85,8 @@ func (b *bucket) Has(ctx context.Context, name string) (bool, error) {
 		return false, err
 	}
 	_, err := b.client.StatObject(ctx, b.name, path.Join(b.prefix, name), minio.StatObjectOptions{})
-	if err = describeMissing(name, err); errors.Is(err, fs.ErrNotExist) {
+	err = describeMissing(name, err)
+	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
 	return err == nil, err

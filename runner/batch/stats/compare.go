@@ -51,7 +51,9 @@ func Compare(pairs []Pair) Comparison {
 	var a, b, differences []float64
 	one := true
 	for _, p := range pairs {
-		a, b, differences = append(a, p.A), append(b, p.B), append(differences, p.A-p.B)
+		a = append(a, p.A)
+		b = append(b, p.B)
+		differences = append(differences, p.A-p.B)
 		one = one && p.AttemptsA == 1 && p.AttemptsB == 1
 		switch {
 		case p.A > p.B:
@@ -62,7 +64,9 @@ func Compare(pairs []Pair) Comparison {
 			c.Same++
 		}
 	}
-	c.RateA, c.RateB, c.Difference = Mean(a), Mean(b), Mean(differences)
+	c.RateA = Mean(a)
+	c.RateB = Mean(b)
+	c.Difference = Mean(differences)
 	c.P, c.Interval = McNemar(c.Better, c.Worse), TInterval(differences).clamp(-1, 1)
 	c.ByTest = one || len(pairs) < 2 || sampleDeviation(differences) == 0
 	c.Verdict = c.findVerdict()

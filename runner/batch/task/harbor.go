@@ -323,7 +323,9 @@ func (r *harborReader) readEnvironment(e harborEnvironment, dir string, def *Env
 
 func (r *harborReader) readResources(e harborEnvironment, out *Environment) error {
 	if r.minor < 3 {
-		out.MilliCPUs, out.MemoryBytes, out.StorageBytes = 1000, oldMemoryBytes, oldStorageBytes
+		out.MilliCPUs = 1000
+		out.MemoryBytes = oldMemoryBytes
+		out.StorageBytes = oldStorageBytes
 	}
 	for _, s := range []struct {
 		key  string
