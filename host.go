@@ -1,6 +1,7 @@
 package caisson
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -113,10 +114,7 @@ func NewHost(o HostOptions) (*Host, error) {
 	if o.CacheDir == "" {
 		o.CacheDir = xdgDir(o.Environ, "XDG_CACHE_HOME", ".cache")
 	}
-	h := &Host{o: o, logger: o.Logger, backends: map[string]sandbox.Backend{}}
-	if h.logger == nil {
-		h.logger = zap.NewNop()
-	}
+	h := &Host{o: o, logger: cmp.Or(o.Logger, zap.NewNop()), backends: map[string]sandbox.Backend{}}
 	if o.Programs != nil {
 		finder := *o.Programs // each host sets its own Writable
 		h.programs = &finder

@@ -1,6 +1,7 @@
 package caisson
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -80,14 +81,8 @@ func (o SandboxOptions) withDefaults() (images.Reference, limits.Resources, erro
 	if o.Workspace == "" {
 		return images.Reference{}, limits.Resources{}, errors.New("SandboxOptions.Workspace is missing")
 	}
-	if o.Resources == (limits.Resources{}) {
-		o.Resources = limits.DefaultResources()
-	}
-	if o.Image == "" {
-		o.Image = string(images.SchemeHost)
-	}
-	ref, err := images.ParseLocalReference(o.Image)
-	return ref, o.Resources, err
+	ref, err := images.ParseLocalReference(cmp.Or(o.Image, string(images.SchemeHost)))
+	return ref, cmp.Or(o.Resources, limits.DefaultResources()), err
 }
 
 func (h *Host) openWorkspace(o SandboxOptions) (*runner.Workspace, error) {

@@ -1,6 +1,7 @@
 package loop
 
 import (
+	"cmp"
 	"strings"
 
 	"github.com/caisson-run/caisson/loop/boundary"
@@ -23,14 +24,12 @@ type PromptOptions struct {
 // the tools, and declares tool output to be data, never instructions. Except for a
 // canary it depends only on the options, so that providers can cache it.
 func SystemPrompt(o PromptOptions) boundary.Text {
-	if o.Workspace == "" {
-		o.Workspace = "/workspace"
-	}
+	workspace := cmp.Or(o.Workspace, "/workspace")
 	network := "There is no network in it: nothing can be downloaded or installed from outside."
 	if o.Network {
 		network = "It has the network access that the operator allowed, and no more."
 	}
-	prompt := boundary.Text(strings.NewReplacer("{workspace}", o.Workspace, "{network}", network, "{tag}", boundary.Tag).Replace(mainPrompt))
+	prompt := boundary.Text(strings.NewReplacer("{workspace}", workspace, "{network}", network, "{tag}", boundary.Tag).Replace(mainPrompt))
 	if o.Instructions != "" {
 		prompt += "\n\n# Instructions of the operator\n\n" + o.Instructions
 	}

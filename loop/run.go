@@ -1,6 +1,7 @@
 package loop
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -66,9 +67,7 @@ func newTurn(o Options) *turn {
 	if o.NewID == nil {
 		o.NewID = newULID
 	}
-	if o.Logger == nil {
-		o.Logger = zap.NewNop()
-	}
+	o.Logger = cmp.Or(o.Logger, zap.NewNop())
 	t := &turn{
 		Options:    o,
 		log:        o.Logger.With(zap.String("session", o.Session), zap.String("turn", o.Turn)),

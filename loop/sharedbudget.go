@@ -1,6 +1,7 @@
 package loop
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -106,9 +107,7 @@ func (s *SharedBudget) reserveNext(ctx context.Context, profile string, own Ledg
 		_ = own.Settle(nil) // never fails
 		return LedgerEntry{}, err
 	}
-	if entry.Lowered == nil {
-		entry.Lowered = own.Lowered
-	}
+	entry.Lowered = cmp.Or(entry.Lowered, own.Lowered)
 	settleNext := entry.Settle
 	entry.Settle = func(used *limits.Usage) error {
 		_ = own.Settle(used) // never fails

@@ -2,6 +2,7 @@ package anthropic
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -225,10 +226,7 @@ func (a *assembly) buildResponse() loop.Response {
 			m.Blocks = append(m.Blocks, loop.Block{Thinking: &loop.Thinking{Redacted: b.Data}})
 		case b.Type == "tool_use":
 			// The loop resolves the name and checks the arguments.
-			raw := b.more.String()
-			if raw == "" {
-				raw = string(b.Input)
-			}
+			raw := cmp.Or(b.more.String(), string(b.Input))
 			m.Blocks = append(m.Blocks, loop.Block{ToolUse: &loop.ToolUse{ProviderID: b.ID, Name: tools.Name(b.Name), Raw: raw}})
 		}
 	}

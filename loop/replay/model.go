@@ -2,6 +2,7 @@ package replay
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,9 +47,7 @@ type Model struct {
 var _ loop.Model = (*Model)(nil)
 
 func newModel(path string, r recording, o Options) *Model {
-	if o.Logger == nil {
-		o.Logger = zap.NewNop()
-	}
+	o.Logger = cmp.Or(o.Logger, zap.NewNop())
 	if o.Report == nil {
 		log := o.Logger
 		o.Report = func(d Difference) { log.Warn("replayed result differs", zap.Stringer("difference", d)) }

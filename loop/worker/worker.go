@@ -220,9 +220,7 @@ func newPanel(ctx context.Context, o Options, profiles []loop.Profile) (_ *panel
 	}
 	o.Session = cmp.Or(o.Session, "ses_"+ulid.Make().String())
 	o.Turn = cmp.Or(o.Turn, "trn_"+ulid.Make().String())
-	if o.Logger == nil {
-		o.Logger = zap.NewNop()
-	}
+	o.Logger = cmp.Or(o.Logger, zap.NewNop())
 	p := &panel{opts: o, log: o.Logger.With(zap.String("session", o.Session)), ledger: o.Ledger, slots: make(chan struct{}, Concurrency), cap: o.Tools.CostCap.normalize(), names: map[string]int{}}
 	if o.Budget.Tokens != nil || o.Budget.CostMicroUSD != nil {
 		p.ledger, _ = loop.NewSharedBudget(o.Budget, o.Ledger) // the budget is valid

@@ -47,9 +47,7 @@ func NewEndpoint(o loop.ModelOptions, defaultURL string) (Endpoint, error) {
 	o.IdleTimeout = cmp.Or(o.IdleTimeout, defaultIdleTimeout)
 	o.AnswerTimeout = cmp.Or(o.AnswerTimeout, defaultAnswerTimeout)
 	o.MaxResponseBytes = cmp.Or(o.MaxResponseBytes, defaultResponseBytes)
-	if o.Logger == nil {
-		o.Logger = zap.NewNop()
-	}
+	o.Logger = cmp.Or(o.Logger, zap.NewNop())
 	e := Endpoint{ModelOptions: o, ownsClient: o.HTTPClient == nil}
 	client := http.Client{}
 	if e.ownsClient {

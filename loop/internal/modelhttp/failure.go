@@ -2,6 +2,7 @@ package modelhttp
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -191,10 +192,7 @@ func extractMessage(body []byte) string {
 			parts = append(parts, memberTexts(envelope[key])...)
 		}
 	}
-	message := strings.Join(parts, "; ")
-	if message == "" {
-		message = string(body)
-	}
+	message := cmp.Or(strings.Join(parts, "; "), string(body))
 	message = strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) || r == unicode.ReplacementChar {
 			return ' '
