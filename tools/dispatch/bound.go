@@ -37,8 +37,6 @@ func (r *room) takeText(s string) (text string, cut bool) {
 	return text, cut
 }
 
-func (r *room) isFull() bool { return r.bytes == 0 || r.chars == 0 }
-
 // takeImage takes room for a picture, or returns a sentence that replaces it.
 func (r *room) takeImage(b tools.Block) string {
 	switch {
@@ -68,7 +66,7 @@ func boundBlocks(blocks []tools.Block, limit, chars int) (bounded []tools.Block,
 		if len(b.Image) == 0 && b.Text == "" {
 			continue
 		}
-		if len(bounded) == maxBlocks || left.isFull() && len(b.Image) == 0 {
+		if len(bounded) == maxBlocks || (left.bytes == 0 || left.chars == 0) && len(b.Image) == 0 {
 			note := fmt.Sprintf("[… %d more blocks left out …]", len(blocks)-i)
 			return append(bounded, tools.Block{Text: note}), true
 		}

@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -42,15 +43,6 @@ func newConfirmation(p *pending) *confirmation {
 func (c *confirmation) resolve(fail *tools.Error) {
 	c.fail = fail
 	close(c.done)
-}
-
-func (c *confirmation) isResolved() bool {
-	select {
-	case <-c.done:
-		return true
-	default:
-		return false
-	}
 }
 
 // resolveWithoutAsking resolves the confirmations that have an earlier answer, or
@@ -207,7 +199,7 @@ func (r *round) describeDefinition(p *pending, c *approval.Confirmation) {
 func (r *round) requestConfirmations(open []*pending) {
 	var asking []*pending
 	for _, p := range open {
-		if p.confirm != nil && p.confirm.leader == nil && !p.confirm.isResolved() {
+		if p.confirm != nil && p.confirm.leader == nil && !isClosed(p.confirm.done) {
 			asking = append(asking, p)
 		}
 	}
@@ -296,27 +288,18 @@ func (r *round) waitForReply(p *pending) *tools.Error {
 	switch first.By {
 	case approval.BySession:
 		p.confirm.shown = tools.Projection{} // the answer was not to this diff
-		return firstOf(r.recordResolution(p, first, first.Answer.Decision, approval.ScopeSession), denialOf(first.Answer.Decision))
+		return cmp.Or(r.recordResolution(p, first, first.Answer.Decision, approval.ScopeSession), denialOf(first.Answer.Decision))
 	case approval.ByTimeout:
 		message := fmt.Sprintf("No one confirmed this operation within %v.", r.d.opts.ConfirmTimeout)
 		timeout := &tools.Error{Class: tools.ErrorConfirmationTimeout, Message: message, Visible: true}
 		r.countUnapproved(approval.DecisionTimeout)
-		return firstOf(r.recordResolution(p, first, approval.DecisionTimeout, approval.ScopeOnce), timeout)
+		return cmp.Or(r.recordResolution(p, first, approval.DecisionTimeout, approval.ScopeOnce), timeout)
 	case approval.ByCancel:
-		return firstOf(r.recordResolution(p, first, approval.DecisionDeny, approval.ScopeOnce), r.cancelledError(context.Cause(r.ctx)))
+		return cmp.Or(r.recordResolution(p, first, approval.DecisionDeny, approval.ScopeOnce), r.cancelledError(context.Cause(r.ctx)))
 	case approval.ByOnPrompt:
 		return r.applyOnPrompt(p)
 	}
 	return r.applyUserAnswer(p, first)
-}
-
-func firstOf(fails ...*tools.Error) *tools.Error {
-	for _, fail := range fails {
-		if fail != nil {
-			return fail
-		}
-	}
-	return nil
 }
 
 func (r *round) applyUserAnswer(p *pending, first approval.Reply) *tools.Error {
@@ -343,7 +326,7 @@ func (r *round) applyUserAnswer(p *pending, first approval.Reply) *tools.Error {
 	if fail != nil && a.Scope == approval.ScopeAlways && a.Decision == approval.DecisionAllow {
 		_, _ = r.d.opts.Grants.AnsweredBy(first.Client).Revoke(stored.SameKey) // an answer that no client learns of must not last
 	}
-	return firstOf(fail, denialOf(a.Decision))
+	return cmp.Or(fail, denialOf(a.Decision))
 }
 
 // recordUserAnswer records a person's answer, and keeps it if it holds for the
@@ -371,7 +354,7 @@ func (r *round) applyOnPrompt(p *pending) *tools.Error {
 		r.stopRun(fmt.Errorf("tool %s: %w", p.call.Name, ErrNoApprover))
 	}
 	message := fmt.Sprintf("Tool %q (class %s) needs an approval, and no one can be asked in this session.", p.tool.Wire, p.tool.Definition.Class)
-	return firstOf(fail, &tools.Error{Class: tools.ErrorPermissionDenied, Reason: "no_approver", Message: message, Visible: true})
+	return cmp.Or(fail, &tools.Error{Class: tools.ErrorPermissionDenied, Reason: "no_approver", Message: message, Visible: true})
 }
 
 func (r *round) countUnapproved(d approval.Decision) {

@@ -62,7 +62,7 @@ func (r *round) executeCall(p *pending) {
 		r.refuseCall(p, r.tamperedError(p))
 		return
 	}
-	if p.isRemoved() {
+	if isClosed(p.tool.Removed()) {
 		r.refuseCall(p, removedError(p))
 		return
 	}
@@ -96,15 +96,6 @@ func removedError(p *pending) *tools.Error {
 	return &tools.Error{
 		Class: tools.ErrorExecution, Reason: "tool_removed", Visible: true,
 		Message: fmt.Sprintf("Tool %q was removed or changed before the call began.", p.tool.Wire),
-	}
-}
-
-func (p *pending) isRemoved() bool {
-	select {
-	case <-p.tool.Removed():
-		return true
-	default:
-		return false
 	}
 }
 

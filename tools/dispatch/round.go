@@ -237,7 +237,7 @@ func (r *round) runAll(all []*pending) {
 			if p.tool.Definition.InOrder {
 				needs.inOrder = p.tool.Definition.Name
 			}
-			arrivals = append(arrivals, arrival{claim: needs, ready: p.confirm == nil || p.confirm.isResolved()})
+			arrivals = append(arrivals, arrival{claim: needs, ready: p.confirm == nil || isClosed(p.confirm.done)})
 		}
 	}
 	tickets := r.d.slots.addCalls(arrivals)

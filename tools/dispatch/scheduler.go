@@ -161,7 +161,12 @@ func (s *scheduler) addCalls(calls []arrival) []*ticket {
 // acquireSlot waits until the call holds a slot, or ctx ends. The caller must give
 // the ticket back in both cases.
 func (s *scheduler) acquireSlot(ctx context.Context, t *ticket) error {
-	s.releaseTicket(t)
+	s.mu.Lock()
+	if t.state == ticketHeld {
+		t.state = ticketReady
+		s.startTickets()
+	}
+	s.mu.Unlock()
 	select {
 	case <-t.started:
 		return nil
@@ -188,16 +193,6 @@ func (s *scheduler) giveBack(t *ticket) {
 	s.startTickets()
 }
 
-// releaseTicket lets a held call start when it is its turn.
-func (s *scheduler) releaseTicket(t *ticket) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if t.state == ticketHeld {
-		t.state = ticketReady
-		s.startTickets()
-	}
-}
-
 func (s *scheduler) startTickets() {
 	for _, t := range nextTickets(s.tickets, s.slots) {
 		t.state = ticketRunning
@@ -211,9 +206,16 @@ func (s *scheduler) startTickets() {
 // announceStart lets calls that started later be reported. Only the call's
 // goroutine calls it, perhaps more than once.
 func (t *ticket) announceStart() {
-	select {
-	case <-t.told:
-	default:
+	if !isClosed(t.told) {
 		close(t.told)
+	}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
 	}
 }

@@ -52,7 +52,9 @@ func (w window) readView(r io.Reader) (*view, error) {
 		s.feedBytes(buf[:n])
 		read += n
 		if errors.Is(err, io.EOF) {
-			s.finishLine()
+			if s.length > 0 { // a line without a newline
+				s.flushText(false)
+			}
 			v.whole = true
 			return v, nil
 		}
@@ -87,12 +89,6 @@ func (s *scanner) feedBytes(p []byte) {
 			s.flushText(true)
 		}
 		p = rest
-	}
-}
-
-func (s *scanner) finishLine() {
-	if s.length > 0 {
-		s.flushText(false)
 	}
 }
 

@@ -75,7 +75,7 @@ func (r Result) endNotes(timeout time.Duration) []string {
 	add(r.Status.TimedOut, "The command timed out after %s and was stopped; ask for more with timeout_seconds, or do less at once.", formatSeconds(timeout))
 	add(r.Status.OOMKilled, "The kernel killed a process because the sandbox ran out of memory.")
 	add(r.PIDsLimitHit, "The sandbox's limit of processes was reached, and it could start no more.")
-	add(len(r.Full) > 0, "No space is left in %s, which %s bounded and in memory; remove what is not needed, or use the workspace.", strings.Join(r.Full, " and "), areIs(len(r.Full)))
+	add(len(r.Full) > 0, "No space is left in %s, which %s bounded and in memory; remove what is not needed, or use the workspace.", strings.Join(r.Full, " and "), verbFor(len(r.Full), "is", "are"))
 	if x := r.Exceeded; x != nil {
 		cure := "Remove what is not needed."
 		switch {
@@ -89,7 +89,7 @@ func (r Result) endNotes(timeout time.Duration) []string {
 	add(r.Status.Code == 127 && bytes.Contains(r.Stderr.Head, []byte("apply_patch")), "apply_patch is a tool, not a program: call the tool, with the whole patch as its argument.")
 	add(r.crossedDevices(), "Directories can't be renamed between mounts, nor, in overlay mode or below a writable root, if they were there before the session. Use mv, which copies; for git mv OLD NEW, use mv OLD NEW && git add -A OLD NEW.")
 	add(r.Status.Cancelled, "The command was cancelled.")
-	add(r.Kill.AfterExit, "The command left %s running, which %s killed: nothing may outlive its command.", limits.FormatCount(r.KilledProcesses(), "process"), wasWere(r.KilledProcesses()))
+	add(r.Kill.AfterExit, "The command left %s running, which %s killed: nothing may outlive its command.", limits.FormatCount(r.KilledProcesses(), "process"), verbFor(r.KilledProcesses(), "was", "were"))
 	add(r.KilledProcesses() > 0 && !r.Kill.AfterExit, "%s did not stop when asked and had to be killed.", limits.FormatCount(r.KilledProcesses(), "process"))
 	add(r.Kill.Left > 0, "%s could not be killed.", limits.FormatCount(r.Kill.Left, "process"))
 	notes = append(notes, r.networkNotes()...)
@@ -144,18 +144,11 @@ func (r Result) networkNotes() []string {
 	return append(notes, "network allowed: "+allowed)
 }
 
-func areIs(n int) string {
+func verbFor(n int, one, many string) string {
 	if n == 1 {
-		return "is"
+		return one
 	}
-	return "are"
-}
-
-func wasWere(n int) string {
-	if n == 1 {
-		return "was"
-	}
-	return "were"
+	return many
 }
 
 // formatSeconds formats a duration as 0.04 s, 12.3 s or 600 s.
