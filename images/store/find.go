@@ -197,12 +197,19 @@ func (s *Store) findInEngine(ctx context.Context, ref images.Reference, from ori
 
 func (s *Store) saveFromEngine(ctx context.Context, ref images.Reference, id string) (*reader.Image, error) {
 	s.reports.sendReport(Progress{Reference: ref, Phase: PhaseSave})
+	return s.openTemporary(ctx, func(temp string) (*reader.Image, error) {
+		return s.saveArchive(ctx, ref, id, filepath.Join(temp, "image.tar"))
+	})
+}
+
+// openTemporary opens an image with a temporary directory, which its Close
+// removes.
+func (s *Store) openTemporary(ctx context.Context, open func(temp string) (*reader.Image, error)) (*reader.Image, error) {
 	temp, remove, err := s.locks.makeTemp(ctx)
 	if err != nil {
 		return nil, err
 	}
-	file := filepath.Join(temp, "image.tar")
-	im, err := s.saveArchive(ctx, ref, id, file)
+	im, err := open(temp)
 	if err != nil {
 		return nil, errors.Join(err, remove())
 	}
@@ -259,19 +266,12 @@ func (s *Store) buildImage(ctx context.Context, ref images.Reference) (*foundIma
 	if s.o.BuildNetwork != nil {
 		return nil, fmt.Errorf("image %s: %w: only a Docker engine can build it with a network that is confined to rules", ref, images.ErrUnsupported)
 	}
-	temp, remove, err := s.locks.makeTemp(ctx)
-	if err != nil {
-		return nil, err
-	}
-	file, err := buildOutside(ctx, ref, &s.o, temp, words)
-	if err != nil {
-		return nil, errors.Join(err, remove())
-	}
-	im, err := reader.OpenArchive(ref, file, &s.reading)
-	if err != nil {
-		return nil, errors.Join(err, remove())
-	}
-	inner := im.Close
-	im.Close = func() { inner(); _ = remove() } // sweepOrphans would remove the rest
-	return wrapImage(s, ref, originBuild, im, nil)
+	im, err := s.openTemporary(ctx, func(temp string) (*reader.Image, error) {
+		file, err := buildOutside(ctx, ref, &s.o, temp, words)
+		if err != nil {
+			return nil, err
+		}
+		return reader.OpenArchive(ref, file, &s.reading)
+	})
+	return wrapImage(s, ref, originBuild, im, err)
 }

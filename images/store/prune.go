@@ -26,11 +26,10 @@ func describeRecord(s *Store, r *record) images.Image {
 			im.Size += info.Size()
 		}
 	}
-	if f, err := s.trees.readFacts(r.Tree); err == nil {
-		im.Unpacked, im.Size, im.Config.Volumes = true, im.Size+f.Bytes, f.Volumes
-	}
-	if f, err := s.trees.readFacts(ownedKey(r.Tree)); err == nil {
-		im.Unpacked, im.Size, im.Config.Volumes = true, im.Size+f.Bytes, f.Volumes
+	for _, key := range []string{r.Tree, ownedKey(r.Tree)} {
+		if f, err := s.trees.readFacts(key); err == nil {
+			im.Unpacked, im.Size, im.Config.Volumes = true, im.Size+f.Bytes, f.Volumes
+		}
 	}
 	return im
 }
