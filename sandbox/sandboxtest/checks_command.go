@@ -212,6 +212,5 @@ func checkArguments(ctx context.Context, e *env) error {
 	if err == nil && r.Status.Code != 126 || err != nil && !isInvalid(err) {
 		return errorf("3 MB of arguments: %s, %w; want ErrInvalid or code 126", r.Status, err)
 	}
-	_, err = e.expectOutput(ctx, "exit", "0")
-	return err
+	return e.expectAnswer(ctx, "", "exit", "0")
 }

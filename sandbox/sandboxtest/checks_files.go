@@ -106,7 +106,7 @@ func checkTarget(ctx context.Context, e *env) (err error) {
 	if err := other.start(ctx, nil); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, other.close(context.WithoutCancel(ctx))) }()
+	defer func() { err = errors.Join(err, other.close(ctx)) }()
 	if at := other.sb.Attestation(); at.WorkspaceTarget != other.mountPoint {
 		return fmt.Errorf("attested mount point %q, want %q", at.WorkspaceTarget, other.mountPoint)
 	}
@@ -269,7 +269,7 @@ func checkOverlay(ctx context.Context, e *env) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, other.close(context.WithoutCancel(ctx))) }()
+	defer func() { err = errors.Join(err, other.close(ctx)) }()
 	view := other.sb.View()
 	if mode := other.sb.Attestation().WorkspaceMode; view == nil || mode != string(sandbox.ModeOverlay) {
 		return fmt.Errorf("view %v, attested mode %q", view, mode)
@@ -348,7 +348,7 @@ func checkCopy(ctx context.Context, e *env) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, other.close(context.WithoutCancel(ctx))) }()
+	defer func() { err = errors.Join(err, other.close(ctx)) }()
 	if mode := other.sb.Attestation().WorkspaceMode; mode != string(sandbox.ModeCopy) {
 		return fmt.Errorf("attested mode %q", mode)
 	}

@@ -73,7 +73,7 @@ func checkImageUser(ctx context.Context, shared *env) (err error) {
 	if e == nil || err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, e.close(context.WithoutCancel(ctx))) }()
+	defer func() { err = errors.Join(err, e.close(ctx)) }()
 	f, err := e.readFacts(ctx)
 	if err != nil {
 		return err
@@ -155,7 +155,7 @@ func checkImageHome(ctx context.Context, shared *env) (err error) {
 	if e == nil || err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, e.close(context.WithoutCancel(ctx))) }()
+	defer func() { err = errors.Join(err, e.close(ctx)) }()
 	if e.sb.Attestation().Rootless { // commands have the ID of the user who unpacked the image
 		return expectVariables(ctx, e, "HOME="+imageHome)
 	}

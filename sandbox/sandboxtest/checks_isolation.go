@@ -46,8 +46,7 @@ func checkGuestSafe(ctx context.Context, e *env) error {
 	if err := e.expectAnswer(ctx, "", "attack-guest"); err != nil {
 		return err
 	}
-	_, err := e.expectOutput(ctx, "exit", "0")
-	return err
+	return e.expectAnswer(ctx, "", "exit", "0")
 }
 
 func attestsLoss(e *env, word string) error {

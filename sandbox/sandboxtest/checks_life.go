@@ -181,8 +181,7 @@ func checkSweep(ctx context.Context, e *env) error {
 			return fmt.Errorf("swept %+v of a living session", r)
 		}
 	}
-	_, err = e.expectOutput(ctx, "exit", "0")
-	return err
+	return e.expectAnswer(ctx, "", "exit", "0")
 }
 
 // serviceAddress is where the suite's service listens: an abstract socket,
@@ -210,7 +209,7 @@ func checkService(ctx context.Context, e *env) (err error) {
 	if err := own.start(ctx, nil); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, own.close(context.WithoutCancel(ctx))) }()
+	defer func() { err = errors.Join(err, own.close(ctx)) }()
 	answer, err := own.expectOutput(ctx, "request", serviceAddress)
 	if err != nil || answer != "hello\n" {
 		return errorf("the service answers %q, %w", answer, err)
@@ -313,7 +312,7 @@ func checkStrangers(ctx context.Context, e *env) (err error) {
 	if err := other.start(ctx, nil); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, other.close(context.WithoutCancel(ctx))) }()
+	defer func() { err = errors.Join(err, other.close(ctx)) }()
 	if err := other.expectAnswer(ctx, "", "find", word); err != nil {
 		return err
 	}
@@ -355,7 +354,7 @@ func checkFresh(ctx context.Context, e *env) (err error) {
 	if err := next.start(ctx, nil); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, next.close(context.WithoutCancel(ctx))) }()
+	defer func() { err = errors.Join(err, next.close(ctx)) }()
 	if next.sb.ID() == e.sb.ID() {
 		return fmt.Errorf("the container %s is used again", e.sb.ID())
 	}

@@ -120,8 +120,7 @@ func checkFilesRecover(ctx context.Context, e *env) error {
 			return fmt.Errorf("out of files: %q, want EMFILE", out)
 		}
 	}
-	_, err := e.expectOutput(ctx, "exit", "0")
-	return err
+	return e.expectAnswer(ctx, "", "exit", "0")
 }
 
 // checkForksRecover counts how many processes can be started, uses them up, and

@@ -108,7 +108,7 @@ func checkFurtherMounts(ctx context.Context, e *env) (err error) {
 	}
 	state := other.stateDir()
 	err = errors.Join(checkContents(ctx, other, dirs), checkWrites(ctx, other, dirs), checkAttestedMounts(other))
-	err = errors.Join(err, other.close(context.WithoutCancel(ctx)))
+	err = errors.Join(err, other.close(ctx))
 	if left, globErr := filepath.Glob(filepath.Join(state, "*")); globErr != nil || len(left) > 0 {
 		err = errors.Join(err, globErr, fmt.Errorf("left in the session's directory: %q", left))
 	}
@@ -200,7 +200,7 @@ func checkLayeredMount(ctx context.Context, e *env) (err error) {
 	if err != nil {
 		return err
 	}
-	return errors.Join(checkLayered(ctx, other), other.close(context.WithoutCancel(ctx)))
+	return errors.Join(checkLayered(ctx, other), other.close(ctx))
 }
 
 func addLayered(e *env) (remove func() error, err error) {

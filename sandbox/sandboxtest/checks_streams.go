@@ -258,8 +258,7 @@ func checkEndless(ctx context.Context, e *env) error {
 	if !r.Status.TimedOut || r.Kill.Left != 0 {
 		return fmt.Errorf("status %+v, kill %+v", r.Status, r.Kill)
 	}
-	_, err = e.expectOutput(ctx, "exit", "0")
-	return err
+	return e.expectAnswer(ctx, "", "exit", "0")
 }
 
 // resetPeak resets this process's peak memory and returns its current use.

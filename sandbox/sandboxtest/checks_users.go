@@ -66,7 +66,7 @@ func checkRootOwnsRoot(ctx context.Context, shared *env) (err error) {
 	if e.overlay {
 		err = errors.Join(err, checkRootLayers(ctx, e))
 	}
-	return errors.Join(err, e.close(context.WithoutCancel(ctx)))
+	return errors.Join(err, e.close(ctx))
 }
 
 // checkRootLayers asserts that root inside owns the files in an overlay of the
@@ -102,7 +102,7 @@ func checkRoot(ctx context.Context, shared *env) (err error) {
 	if e == nil || err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, e.close(context.WithoutCancel(ctx))) }()
+	defer func() { err = errors.Join(err, e.close(ctx)) }()
 	for name, assert := range map[string]func(context.Context, *env) error{
 		"identity": checkRootIdentity, "what root may": checkRootWorks, "system calls": checkRootCalls, "files of the kernel": checkKernelFiles,
 		"files of the host": checkRootFiles, "set-user-ID": checkRootSetID, "the guest": checkRootGuest,
@@ -364,7 +364,7 @@ func checkWritableRoot(ctx context.Context, e *env) error {
 		return err
 	}
 	after, err := next.expectOutput(ctx, "scars", openDir)
-	if err = errors.Join(err, next.close(context.WithoutCancel(ctx))); err != nil {
+	if err = errors.Join(err, next.close(ctx)); err != nil {
 		return err
 	}
 	if after != before {
@@ -383,7 +383,7 @@ func scarRoot(ctx context.Context, e *env) (before string, err error) {
 	if err := e.start(ctx, nil); err != nil {
 		return "", err
 	}
-	defer func() { err = errors.Join(err, e.close(context.WithoutCancel(ctx))) }()
+	defer func() { err = errors.Join(err, e.close(ctx)) }()
 	if at := e.sb.Attestation(); at.RootReadOnly {
 		return "", errors.New("the root is attested to be read-only")
 	} else if !isBounded(at) {

@@ -87,7 +87,7 @@ func (e *env) start(ctx context.Context, change func(*limits.Resources)) error {
 // text, and left nothing.
 func (e *env) expectRefused(ctx context.Context, err, class error, text string) error {
 	if err == nil {
-		return errors.Join(errors.New("it is accepted"), e.close(context.WithoutCancel(ctx)))
+		return errors.Join(errors.New("it is accepted"), e.close(ctx))
 	}
 	if !errors.Is(err, class) || !strings.Contains(err.Error(), text) {
 		return fmt.Errorf("error %w, want %w and %q", err, class, text)
@@ -233,7 +233,7 @@ func giveToOwner(paths ...string) error {
 
 // close destroys the sandbox and asserts that nothing is left.
 func (e *env) close(ctx context.Context) error {
-	err := e.sb.Destroy(ctx)
+	err := e.sb.Destroy(context.WithoutCancel(ctx))
 	err = errors.Join(err, e.dir.Close())
 	if e.layers != nil {
 		err = errors.Join(err, e.layers.Close(), os.RemoveAll(e.layersDir), os.RemoveAll(e.layersDir+"-frozen"))

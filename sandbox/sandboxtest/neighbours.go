@@ -121,7 +121,7 @@ func RunNeighbours(t *testing.T, target Target) {
 			}
 		})
 	}
-	if err := neighbour.close(context.WithoutCancel(t.Context())); err != nil {
+	if err := neighbour.close(t.Context()); err != nil {
 		t.Error(err)
 	}
 }
@@ -160,7 +160,7 @@ func runBeside(ctx context.Context, neighbour *env, l load, base string) error {
 	if most := before.processes + otherProcesses; did.processes > most {
 		err = errors.Join(err, fmt.Errorf("the host had %d processes meanwhile, %d before", did.processes, before.processes))
 	}
-	err = errors.Join(err, hostile.close(context.WithoutCancel(ctx)))
+	err = errors.Join(err, hostile.close(ctx))
 	return errors.Join(err, before.checkReturned(base))
 }
 

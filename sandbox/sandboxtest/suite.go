@@ -190,7 +190,7 @@ func Run(t *testing.T, target Target) {
 			}
 		})
 	}
-	if err := shared.close(context.WithoutCancel(t.Context())); err != nil {
+	if err := shared.close(t.Context()); err != nil {
 		t.Errorf("destroy shared sandbox: %v", err)
 	}
 }
@@ -236,7 +236,7 @@ func runCheck(ctx context.Context, c check, shared *env, tempDir func() string) 
 		return fmt.Errorf("start sandbox: %w", err)
 	}
 	defer func() {
-		if closeErr := e.close(context.WithoutCancel(ctx)); closeErr != nil && err == nil {
+		if closeErr := e.close(ctx); closeErr != nil && err == nil {
 			err = fmt.Errorf("destroy sandbox: %w", closeErr)
 		}
 	}()
