@@ -212,13 +212,13 @@ func (e *Engine) Thaw(t testing.TB) {
 // their number. The containers' own first processes live on.
 func (e *Engine) KillShims(t testing.TB) int {
 	t.Helper()
-	return len(e.killNaming("containerd-shim"))
+	return e.killNaming("containerd-shim")
 }
 
-// killNaming kills this engine's processes with word in their command line.
-func (e *Engine) killNaming(word string) []int {
+// killNaming kills this engine's processes with word in their command line and
+// returns their number.
+func (e *Engine) killNaming(word string) (killed int) {
 	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-	var killed []int
 	for _, f := range files {
 		line, err := os.ReadFile(f)
 		text := string(line)
@@ -230,7 +230,7 @@ func (e *Engine) killNaming(word string) []int {
 			continue
 		}
 		if syscall.Kill(pid, syscall.SIGKILL) == nil {
-			killed = append(killed, pid)
+			killed++
 		}
 	}
 	return killed
@@ -287,8 +287,9 @@ func (e *Engine) stop(t testing.TB) {
 			<-d.ended
 		}
 	}
-	e.killNaming("")                                                                                                                                                      // shims whose engine was killed
-	if out, err := exec.Command("sh", "-c", `grep -o " $0/[^ ]*" /proc/self/mountinfo | sort -r | xargs -r umount -l; rm -rf "$0"`, e.dir).CombinedOutput(); err != nil { // it must be done
+	e.killNaming("") // shims whose engine was killed
+	const cleanUp = `grep -o " $0/[^ ]*" /proc/self/mountinfo | sort -r | xargs -r umount -l; rm -rf "$0"`
+	if out, err := exec.Command("sh", "-c", cleanUp, e.dir).CombinedOutput(); err != nil { // it must be done
 		t.Errorf("clean up the private engine: %v %s", err, out)
 	}
 }
