@@ -67,8 +67,11 @@ func TestMemberOfTheDockerGroup(t *testing.T) {
 			must(t, os.Mkdir(sub, 0o755))
 			must(t, os.Chown(sub, owner, owner))
 			worktest.Furnish(t, sub, owner, owner)
-			if name == "anothers" {
+			switch name {
+			case "anothers":
 				must(t, os.Chmod(sub, 0o777))
+			case "own":
+				must(t, os.Chmod(sub, 0o700))
 			}
 		}
 	})

@@ -150,7 +150,7 @@ func TestEngineAndOwnerKilled(t *testing.T) {
 	b := privateBed(t, e, Options{})
 	session := newSession()
 	t.Setenv("DOCKER_HOST", e.Host())
-	o := startOwner(t, b, session, nil)
+	o := startOwner(t, b, session)
 	e.Kill(t)
 	must(t, o.Process.Kill())
 	_ = o.Wait() // it was killed
@@ -479,7 +479,7 @@ func TestOperator(t *testing.T) {
 		b := privateBed(t, e, Options{})
 		t.Setenv("DOCKER_HOST", e.Host())
 		session := newSession()
-		o := startOwner(t, b, session, nil)
+		o := startOwner(t, b, session)
 		_, err := b.backend.Check(t.Context())
 		must(t, err)
 		must(t, b.operator(t).ContainerRename(t.Context(), o.container, "renamed-too"))

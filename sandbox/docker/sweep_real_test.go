@@ -58,7 +58,7 @@ func ownUntilKilled(dir string) error {
 // killedOwner kills a Caisson during a command and returns its container's ID.
 func killedOwner(t *testing.T, b *bed, session string) string {
 	t.Helper()
-	owner := startOwner(t, b, session, nil)
+	owner := startOwner(t, b, session)
 	must(t, owner.Process.Kill())
 	owner.Wait()
 	return owner.container
@@ -70,9 +70,9 @@ type ownerProcess struct {
 }
 
 // startOwner starts another Caisson with a session on the bed's workspace.
-func startOwner(t *testing.T, b *bed, session string, as *syscall.SysProcAttr) ownerProcess {
+func startOwner(t *testing.T, b *bed, session string) ownerProcess {
 	t.Helper()
-	p, err := tryOwner(t, b, session, as)
+	p, err := tryOwner(t, b, session, nil)
 	must(t, err)
 	return p
 }
@@ -177,7 +177,7 @@ func TestOwnerKilled(t *testing.T) {
 func TestSweepRemovesTheContainerOfADeadOwner(t *testing.T) {
 	b := newBed(t, os.Geteuid())
 	session := newSession()
-	owner := startOwner(t, b, session, nil)
+	owner := startOwner(t, b, session)
 	if out, err := exec.CommandContext(t.Context(), "docker", "pause", owner.container).CombinedOutput(); err != nil {
 		t.Skipf("needs the docker command: %v %s", err, out)
 	}
