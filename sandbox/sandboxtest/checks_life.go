@@ -75,8 +75,12 @@ func checkBadSpecs(ctx context.Context, e *env) error {
 			return errors.Join(fmt.Errorf("%s: no error", name), sb.Destroy(ctx), other.dir.Close())
 		}
 		_ = other.dir.Close()
-		if !isInvalid(err) && !errors.Is(err, sandbox.ErrNotFound) && !errors.Is(err, sandbox.ErrUnsupported) {
-			return fmt.Errorf("%s: untyped error %w", name, err)
+		want := sandbox.ErrInvalid
+		if name == "missing rootfs" {
+			want = sandbox.ErrNotFound
+		}
+		if !errors.Is(err, want) {
+			return fmt.Errorf("%s: error %w, want %w", name, err, want)
 		}
 		if err := other.nothingLeft(); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
