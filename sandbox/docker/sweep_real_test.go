@@ -17,6 +17,7 @@ import (
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 )
 
 // ownUntilKilled starts a container on dir/workspace with its state in
@@ -111,7 +112,7 @@ func testBinary(t *testing.T, dir string) string {
 	data, err := os.ReadFile(exe)
 	must(t, err)
 	path := filepath.Join(dir, "owner")
-	must(t, os.WriteFile(path, data, 0o755))
+	must(t, sandboxtest.WriteProgram(path, data))
 	return path
 }
 
