@@ -1,6 +1,8 @@
 package serve
 
 import (
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -63,10 +65,7 @@ func (b *budgets) run() {
 	for {
 		<-time.After(pause)
 		b.mu.Lock()
-		marks := make([]kill.Mark, 0, len(b.watched))
-		for m := range b.watched {
-			marks = append(marks, m)
-		}
+		marks := slices.Collect(maps.Keys(b.watched))
 		b.running = len(marks) > 0
 		b.mu.Unlock()
 		if len(marks) == 0 {

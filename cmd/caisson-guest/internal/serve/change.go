@@ -87,7 +87,6 @@ func (c *change) cancel(request wire.Cancel) {
 	c.body.Break()
 }
 
-// run is the change's goroutine. It sends the stream's last frame.
 func (c *change) run() {
 	defer c.stop(nil)
 	answer := c.applyChange()

@@ -99,7 +99,6 @@ func (c *command) cancel(request wire.Cancel) {
 	c.once.Do(func() { close(c.cancelled) })
 }
 
-// run is the command's goroutine. It sends the stream's last frame.
 func (c *command) run() {
 	exit, refused := c.runToEnd()
 	c.s.removeStream(c.id)

@@ -28,7 +28,6 @@ func (l *workspaceRead) takeData(channel uint8, _ []byte) error { return badChan
 
 func (l *workspaceRead) takeEOF(channel uint8) error { return badChannel(channel) }
 
-// run is the read's goroutine. It sends the stream's last frame.
 func (l *workspaceRead) run() {
 	defer l.stop(nil)
 	var answer wire.ReadResult

@@ -83,8 +83,10 @@ type Session struct {
 }
 
 // stream is an open stream. The goroutine that reads frames calls its methods,
-// which must not wait.
+// which must not wait, except run.
 type stream interface {
+	// run is the stream's goroutine. It sends the last frame.
+	run()
 	takeData(channel uint8, p []byte) error
 	takeEOF(channel uint8) error
 	addCredit(channel uint8, n uint32) error
@@ -172,10 +174,7 @@ func (s *Session) findStream(id uint32) (stream, error) {
 	if id%2 == 0 || id > s.last {
 		return nil, fmt.Errorf("%w: no such stream", wire.ErrProtocol)
 	}
-	if st, ok := s.streams[id]; ok {
-		return st, nil
-	}
-	return nil, nil
+	return s.streams[id], nil
 }
 
 func (s *Session) openStream(f wire.Frame) error {
@@ -194,6 +193,7 @@ func (s *Session) openStream(f wire.Frame) error {
 	if s.relays != nil {
 		s.relays.Pause()
 	}
+	var st stream
 	switch {
 	case busy:
 		return s.refuseStream(f.Stream, wire.RefusedBusy, fmt.Sprintf("%d streams are open", maxStreams))
@@ -202,24 +202,20 @@ func (s *Session) openStream(f wire.Frame) error {
 		if err != nil {
 			return s.refuseStream(f.Stream, wire.RefusedInvalid, err.Error())
 		}
-		s.addStream(f.Stream, c)
-		go c.run()
-		return nil
+		st = c
 	case open.Apply != nil:
 		if open.Apply.Size <= 0 || open.Apply.Size > wire.MaxOp {
 			return s.refuseStream(f.Stream, wire.RefusedInvalid, "the operation is empty or too large")
 		}
-		c := newChange(s, f.Stream, open.Apply.Size)
-		s.addStream(f.Stream, c)
-		go c.run()
-		return nil
+		st = newChange(s, f.Stream, open.Apply.Size)
 	case open.Read != nil && s.o.Readers != nil:
-		l := newRead(s, f.Stream, *open.Read)
-		s.addStream(f.Stream, l)
-		go l.run()
-		return nil
+		st = newRead(s, f.Stream, *open.Read)
+	default:
+		return s.refuseStream(f.Stream, wire.RefusedUnsupported, "this guest serves no such stream")
 	}
-	return s.refuseStream(f.Stream, wire.RefusedUnsupported, "this guest serves no such stream")
+	s.addStream(f.Stream, st)
+	go st.run()
+	return nil
 }
 
 func (s *Session) refuseStream(id uint32, code wire.RefusalCode, text string) error {
