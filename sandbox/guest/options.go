@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"cmp"
 	"io"
 	"time"
 
@@ -51,15 +52,9 @@ func (o Options) withDefaults() Options {
 	if o.Env == nil {
 		o.Env = sandbox.DefaultEnv()
 	}
-	if o.Timeout == 0 {
-		o.Timeout = limits.DefaultResources().CommandTime
-	}
-	if o.Grace == 0 {
-		o.Grace = sandbox.DefaultGrace
-	}
-	if o.AnswerTime == 0 {
-		o.AnswerTime = DefaultAnswerTime
-	}
+	o.Timeout = cmp.Or(o.Timeout, limits.DefaultResources().CommandTime)
+	o.Grace = cmp.Or(o.Grace, sandbox.DefaultGrace)
+	o.AnswerTime = cmp.Or(o.AnswerTime, DefaultAnswerTime)
 	if o.Logger == nil {
 		o.Logger = zap.NewNop()
 	}

@@ -73,18 +73,10 @@ func (o Options) newRequest(cmd sandbox.Command, number int) (wire.Exec, error) 
 
 // withBounds fills in and checks times and output limits.
 func (o Options) withBounds(r wire.Exec) (wire.Exec, error) {
-	if r.Live == 0 {
-		r.Live = sandbox.DefaultLiveBytes
-	}
-	if r.Tail == 0 {
-		r.Tail = sandbox.DefaultTailBytes
-	}
-	if r.Timeout == 0 {
-		r.Timeout = o.Timeout
-	}
-	if r.Grace == 0 {
-		r.Grace = o.Grace
-	}
+	r.Live = cmp.Or(r.Live, sandbox.DefaultLiveBytes)
+	r.Tail = cmp.Or(r.Tail, sandbox.DefaultTailBytes)
+	r.Timeout = cmp.Or(r.Timeout, o.Timeout)
+	r.Grace = cmp.Or(r.Grace, o.Grace)
 	switch {
 	case r.Live < 0 || r.Tail < 0:
 		return r, invalidError("an output limit is negative")

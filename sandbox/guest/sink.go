@@ -31,11 +31,7 @@ func (s *sink) start() {
 	go func() {
 		defer close(s.done)
 		broken := false
-		for {
-			b := s.queue.Next()
-			if b == nil {
-				return
-			}
+		for b := s.queue.Next(); b != nil; b = s.queue.Next() {
 			if !broken {
 				n, err := s.dst.Write(b)
 				s.accepted.Add(int64(min(max(n, 0), len(b))))

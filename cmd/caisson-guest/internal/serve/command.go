@@ -218,11 +218,7 @@ func (c *command) notStarted(err error) (*wire.Exit, *wire.Refused) {
 
 func (c *command) copyInput(stdin *os.File) {
 	defer func() { _ = stdin.Close() }()
-	for {
-		b := c.stdin.Next()
-		if b == nil {
-			return
-		}
+	for b := c.stdin.Next(); b != nil; b = c.stdin.Next() {
 		if err := c.writeAll(stdin, b); err != nil {
 			c.stdin.Break()
 			_ = c.s.o.Writer.Send(wire.Frame{Stream: c.id, Type: wire.TypeStop, Channel: wire.Stdin})
