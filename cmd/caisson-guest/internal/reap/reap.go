@@ -108,14 +108,12 @@ func (l *Loop) Next() <-chan struct{} {
 // Usage is the resource usage of processes that the guest reaped instead of
 // their parents.
 type Usage struct {
-	Processes int
-	CPU       time.Duration
+	CPU time.Duration
 	// Peak is the largest resident set of one of them, in bytes.
 	Peak int64
 }
 
 func (u *Usage) addRusage(r unix.Rusage) {
-	u.Processes++
 	u.CPU += time.Duration(r.Utime.Nano() + r.Stime.Nano())
 	u.Peak = max(u.Peak, r.Maxrss<<10) // the kernel counts KiB
 }

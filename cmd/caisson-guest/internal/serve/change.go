@@ -126,11 +126,7 @@ func failedChange(kind workspace.Kind, path, detail string) wire.Applied {
 func (c *change) receiveOp() (workspace.Op, error) {
 	var op workspace.Op
 	body := make([]byte, 0, min(c.size, wire.MaxData)) // more when it comes
-	for {
-		b := c.body.Next()
-		if b == nil {
-			break
-		}
+	for b := c.body.Next(); b != nil; b = c.body.Next() {
 		if int64(len(body)+len(b)) > c.size {
 			return op, errors.New("the operation is longer than announced")
 		}
