@@ -2,6 +2,7 @@ package batch
 
 import (
 	"archive/tar"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -226,10 +227,7 @@ func (r *trialRun) beginStep(ctx context.Context, step *task.Step) error {
 
 func (r *trialRun) runSolution(ctx context.Context, step *task.Step, result *StepResult, dir string) error {
 	definition := r.trial.Definition
-	solution := definition.Solution
-	if step.Solution != "" {
-		solution = step.Solution
-	}
+	solution := cmp.Or(step.Solution, definition.Solution)
 	if !fileExists(filepath.Join(solution, "solve.sh")) || !r.place.root {
 		return &failure{class: SolutionFailed, err: errors.New("the task has no solution")}
 	}
@@ -245,10 +243,7 @@ func (r *trialRun) runSolution(ctx context.Context, step *task.Step, result *Ste
 	c.Stdout = output
 	c.Stderr = output
 	c.Env = definition.SolutionEnv
-	c.Timeout = step.Agent.Time
-	if c.Timeout == 0 {
-		c.Timeout = maxAgentTime
-	}
+	c.Timeout = cmp.Or(step.Agent.Time, maxAgentTime)
 	r.acted = true
 	ended, err := r.session.Exec(ctx, c)
 	switch {

@@ -2,6 +2,7 @@ package batch
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"encoding/xml"
 	"errors"
@@ -42,10 +43,7 @@ func WritePredictions(w io.Writer, dir, agent string, results []Result) error {
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		p := Prediction{InstanceID: r.Task, Model: r.Model, Patch: string(patch)}
-		if p.Model == "" {
-			p.Model = r.Agent
-		}
+		p := Prediction{InstanceID: r.Task, Model: cmp.Or(r.Model, r.Agent), Patch: string(patch)}
 		if err := lines.Encode(p); err != nil {
 			return err
 		}
@@ -118,10 +116,8 @@ func WriteJUnit(w io.Writer, s Spec, results []Result) error {
 
 func (s *junitSuite) addResult(r Result) {
 	c := junitCase{Name: xmlText(fmt.Sprintf("%s, attempt %d", r.Task, r.Attempt)), ClassName: xmlText(r.Agent), Time: junitTime(r.Finished.Sub(r.Started))}
-	kind, message := string(r.Class), r.Cause
-	if kind == "" {
-		kind = string(r.Outcome)
-	}
+	kind := cmp.Or(string(r.Class), string(r.Outcome))
+	message := r.Cause
 	if message == "" && r.Limit != "" {
 		message = "the limit " + r.Limit + " ended the agent"
 	}

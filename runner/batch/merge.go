@@ -22,7 +22,8 @@ func Merge(dir string, from []string) (twice []Key, err error) {
 			return nil, err
 		}
 		if i == 0 {
-			all, all.Shard = s, Shard{}
+			all = s
+			all.Shard = Shard{}
 			continue
 		}
 		if err := errors.Join(s.CheckSpec(all), all.CheckSpec(s)); err != nil {
@@ -72,7 +73,8 @@ func (s *Spec) addSpec(o Spec) {
 			s.Agents = append(s.Agents, a)
 		}
 	}
-	s.Attempts, s.DroppedMicroUSD = max(s.Attempts, o.Attempts), s.DroppedMicroUSD+o.DroppedMicroUSD
+	s.Attempts = max(s.Attempts, o.Attempts)
+	s.DroppedMicroUSD += o.DroppedMicroUSD
 }
 
 func (l *Ledger) adoptTrial(r Result, from string) error {

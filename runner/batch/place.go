@@ -148,9 +148,7 @@ func (p *places) makePlace(ctx context.Context, e task.Environment, dir string) 
 			return out, fmt.Errorf("skills_dir %s: %w", e.SkillsDir, err)
 		}
 	}
-	if out.target == "" {
-		out.target = workdir
-	}
+	out.target = cmp.Or(out.target, workdir)
 	if out.target != "" && sandbox.CheckTarget(out.target) == nil {
 		_, err = p.images.Export(ctx, out.image, out.target, dir)
 		if errors.Is(err, images.ErrNotFound) { // make the directory

@@ -3,6 +3,7 @@ package batch
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -45,9 +46,7 @@ type verification struct {
 var errVerifierTime = errors.New("the verifier reached its time")
 
 func (v *verification) verifyStep(ctx context.Context) error {
-	if v.out == "" {
-		v.out = v.dir
-	}
+	v.out = cmp.Or(v.out, v.dir)
 	if v.step.Verifier.Tests == "" && v.step.Verifier.Command == "" {
 		return &failure{class: UnverifiedOutcome, err: errors.New("the task has no verifier")}
 	}
@@ -317,10 +316,7 @@ func (v *verification) runTests(ctx context.Context, s *runner.Session, p place,
 
 // runCommand runs a command, or test.sh. Its exit status is the reward.
 func (v *verification) runCommand(ctx context.Context, s *runner.Session, p place, dir string) error {
-	script := v.step.Verifier.Command
-	if script == "" {
-		script = "sh " + testsDir + "/test.sh"
-	}
+	script := cmp.Or(v.step.Verifier.Command, "sh "+testsDir+"/test.sh")
 	status, err := v.execVerifier(ctx, s, p, dir, "/bin/sh", "-c", script)
 	if err != nil {
 		return err

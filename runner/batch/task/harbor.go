@@ -307,10 +307,7 @@ func (r *harborReader) readEnvironment(e harborEnvironment, dir string, def *Env
 	if mode == "" && e.AllowInternet != nil && !*e.AllowInternet {
 		mode = string(NoNetwork)
 	}
-	if mode == "" {
-		mode = string(Public)
-	}
-	out.Network, err = parseNetwork("environment", mode, e.AllowedHosts)
+	out.Network, err = parseNetwork("environment", cmp.Or(mode, string(Public)), e.AllowedHosts)
 	out.SkillsDir = e.SkillsDir
 	if out.SkillsDir != "" && (!path.IsAbs(out.SkillsDir) || path.Clean(out.SkillsDir) != out.SkillsDir || out.SkillsDir == "/") {
 		return out, fmt.Errorf("environment.skills_dir %q: want an absolute path in its shortest form", out.SkillsDir)
