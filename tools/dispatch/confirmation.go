@@ -315,7 +315,7 @@ func (r *round) applyUserAnswer(p *pending, first approval.Reply) *tools.Error {
 		stored, _ = grantKey(p, r.d.opts.Workspace)
 		stored.Decision = a.Decision
 		if err := r.d.opts.Grants.AnsweredBy(first.Client).Add(stored); err != nil {
-			r.warn(p, "the answer could not be stored and holds for this call only: "+err.Error())
+			r.warn(p, "the answer could not be stored, so the question comes again later: "+err.Error())
 			a.Scope = approval.ScopeOnce
 		}
 	}
