@@ -44,7 +44,7 @@ func openBackends(s *settings, w *runner.Workspace) (*backends, error) {
 	if err := s.makeStateDir(); err != nil {
 		return nil, err
 	}
-	finder := &programs.Finder{Executable: s.deps.executable, Cache: s.environ.programDir(), Path: s.environ.get("PATH")}
+	finder := &programs.Finder{Executable: s.deps.executable, Cache: joinUnder(s.environ.cacheDir(), "programs"), Path: s.environ.get("PATH")}
 	workspace := ""
 	if w != nil {
 		workspace = w.Path

@@ -394,7 +394,10 @@ func openGrade(ctx context.Context, a *app, force <-chan struct{}, f *batchFlags
 		if err != nil {
 			return nil, err
 		}
-		if err := b.loadGrade(ctx, spec); err != nil {
+		b.prepareTasks(ctx)
+		graded := spec
+		graded.Tasks, graded.Backend = batch.NewSpecTasks(b.tasks), b.choice.Chosen
+		if err := b.load(ctx, graded); err != nil {
 			return nil, errors.Join(err, b.closeBatch())
 		}
 		return b, nil
@@ -425,11 +428,4 @@ func openGrade(ctx context.Context, a *app, force <-chan struct{}, f *batchFlags
 		return opened, nil
 	}
 	return open(time.Now().UTC().Format("20060102T150405.000000000"))
-}
-
-// loadGrade loads the ledger of a verification of the batch described by spec.
-func (b *batchSession) loadGrade(ctx context.Context, spec batch.Spec) error {
-	b.prepareTasks(ctx)
-	spec.Tasks, spec.Backend = batch.NewSpecTasks(b.tasks), b.choice.Chosen
-	return b.load(ctx, spec)
 }

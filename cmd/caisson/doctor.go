@@ -97,7 +97,7 @@ func runChecks(ctx context.Context, a *app, flags config.File, profile string, q
 	}
 	findings = append(findings, s.checkPolicy(servers)...)
 	image := bs.checkImage(ctx)
-	findings = append(findings, s.checkModel(), image, doctor.CheckImageStore(s.environ.imageDir()))
+	findings = append(findings, s.checkModel(), image, doctor.CheckImageStore(joinUnder(s.environ.cacheDir(), "images")))
 	findings = append(findings, bs.host.CheckBackends(ctx, *s.conf.Backend)...)
 	findings = append(findings, bs.checkSandboxes(ctx))
 	if quick {

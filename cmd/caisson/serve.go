@@ -256,7 +256,7 @@ type tokens struct {
 func (h *serverHost) loadTokens() (*tokens, error) {
 	conf := h.base.conf.Serve
 	if len(conf.Tokens) == 0 {
-		return makeToken(h.tokenPath())
+		return makeToken(cmp.Or(h.flags.TokenFile, filepath.Join(h.app.environ.stateDir(), "serve.token")))
 	}
 	values, err := conf.ServeTokens(h.app.environ, readToken)
 	if err != nil {
@@ -275,13 +275,6 @@ func (h *serverHost) loadTokens() (*tokens, error) {
 		t.list = append(t.list, token)
 	}
 	return t, nil
-}
-
-func (h *serverHost) tokenPath() string {
-	if h.flags.TokenFile != "" {
-		return h.flags.TokenFile
-	}
-	return filepath.Join(h.app.environ.stateDir(), "serve.token")
 }
 
 func readToken(path string) ([]byte, error) {

@@ -64,12 +64,6 @@ func (e environ) configDir() string { return e.xdgDir("XDG_CONFIG_HOME", ".confi
 // it.
 func (e environ) cacheDir() string { return e.xdgDir("XDG_CACHE_HOME", ".cache") }
 
-func (e environ) imageDir() string { return joinUnder(e.cacheDir(), "images") }
-
-// programDir returns the directory where the programs of a release build are unpacked,
-// or "".
-func (e environ) programDir() string { return joinUnder(e.cacheDir(), "programs") }
-
 // joinUnder returns the path of name in dir, or "" if dir is "".
 func joinUnder(dir, name string) string {
 	if dir == "" {

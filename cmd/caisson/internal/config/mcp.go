@@ -86,8 +86,6 @@ type MCPOAuth struct {
 	Grant        string   `yaml:"grant" words:"authorization_code client_credentials" doc:"authorization_code (the default), with caisson mcp login, or client_credentials, which needs client_id and client_secret"`
 }
 
-func (o MCPOAuth) isZero() bool { return reflect.ValueOf(o).IsZero() }
-
 func (o MCPOAuth) check() error {
 	switch {
 	case o.Grant != "" && o.Grant != string(oauth.GrantCode) && o.Grant != string(oauth.GrantClient):
@@ -352,7 +350,7 @@ func (s *MCPBase) check() (key string, err error) {
 	case s.callTimeout() > maxMCPTimeout || time.Duration(valueOr(s.StartTimeout, 0)) > maxMCPTimeout:
 		return "call_timeout", fmt.Errorf("a time is longer than %v", maxMCPTimeout)
 	}
-	if (stdio || transport == MCPSSE || s.HasAuthorization()) && !s.OAuth.isZero() {
+	if (stdio || transport == MCPSSE || s.HasAuthorization()) && !reflect.ValueOf(s.OAuth).IsZero() {
 		return "oauth", errors.New("oauth is for a server of type http without Authorization in headers")
 	}
 	if stdio {

@@ -35,7 +35,7 @@ func (c *Config) checkChoices() error {
 	}
 	backend, image := *c.Backend, *c.Image
 	switch {
-	case backend != "auto" && !r.allowsBackend(backend):
+	case backend != "auto" && r.Backends != nil && !slices.Contains(r.Backends, backend):
 		return forbidden("backend", backend)
 	case !r.AllowsImage(image):
 		return forbidden("image", image)
@@ -64,10 +64,6 @@ func (c *Config) checkChoices() error {
 		}
 	}
 	return nil
-}
-
-func (r Requirements) allowsBackend(name string) bool {
-	return r.Backends == nil || slices.Contains(r.Backends, name)
 }
 
 // AllowsImage reports whether an image is allowed as it is written. Check the name as

@@ -277,7 +277,7 @@ func failedText(c *trace.Call) string {
 		}
 		return text
 	}
-	text := firstLine(c.Error)
+	text, _, _ := strings.Cut(c.Error, "\n")
 	if strings.EqualFold(strings.TrimRight(text, "."), c.ErrorClass) || text == "" {
 		return safeLine(c.ErrorClass)
 	}
@@ -437,9 +437,4 @@ func (v *view) addDelta(d runner.Delta) []string {
 		}
 	}
 	return nil
-}
-
-func firstLine(s string) string {
-	l, _, _ := strings.Cut(s, "\n")
-	return l
 }
