@@ -2,6 +2,7 @@ package oauth
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"os"
@@ -202,8 +203,9 @@ func (s Server) refreshToken(ctx context.Context, t *storedToken) error {
 	// token would be lost. The client bounds its time.
 	ctx = context.WithValue(context.WithoutCancel(ctx), oauth2.HTTPClient, s.Client)
 	answer, err := cfg.TokenSource(ctx, &oauth2.Token{RefreshToken: t.RefreshToken}).Token()
+	refused, isRefused := errors.AsType[*oauth2.RetrieveError](err)
 	switch {
-	case isInvalidGrant(err):
+	case isRefused && refused.ErrorCode == "invalid_grant": // for good
 		if err := os.Remove(s.Store.tokenPath(s.Name, s.URL)); err != nil {
 			return err
 		}

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -236,7 +237,7 @@ type outcome struct {
 // newRedirect listens only on 127.0.0.1.
 func newRedirect(ctx context.Context, port int) (*redirect, error) {
 	var config net.ListenConfig
-	l, err := config.Listen(ctx, "tcp", loopbackAddress(port))
+	l, err := config.Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 	if err != nil {
 		return nil, fmt.Errorf("listen for the browser: %w", err)
 	}

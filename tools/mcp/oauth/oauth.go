@@ -6,12 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
 	"regexp"
-	"strconv"
 	"sync"
 	"time"
 	"unicode"
@@ -152,11 +150,3 @@ func oneLine(text string) string {
 	}
 	return string(line)
 }
-
-// isInvalidGrant reports whether an authorization server refuses a refresh token for good.
-func isInvalidGrant(err error) bool {
-	refused, ok := errors.AsType[*oauth2.RetrieveError](err)
-	return ok && refused.ErrorCode == "invalid_grant"
-}
-
-func loopbackAddress(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
