@@ -34,9 +34,8 @@ type Past struct {
 	// what Summary replaces. Summary may be nil.
 	Messages []loop.Message
 	Summary  *loop.Summary
-	// Used is the usage of the ended turns, Calls the number of calls that began.
-	Used  limits.Usage
-	Calls int
+	// Used is the usage of the ended turns.
+	Used limits.Usage
 	// Answers counts each model's answers, by [loop.ModelInfo.String].
 	Answers map[string]int
 	// Ran reports that a sandbox was started. Background has the handles of background
@@ -54,7 +53,6 @@ type Past struct {
 type Turn struct {
 	// ID is the turn's id, Record the id of its first record.
 	ID, Record string
-	Client     string
 	// Ended reports that the turn ended, and Reason why.
 	Ended  bool
 	Reason loop.StopReason
@@ -176,7 +174,7 @@ func (r *reader) addRecord(rec record.Record) error {
 	case record.KindMessage:
 		return read(r, rec, func(p record.Message) { r.addMessage(rec, p) })
 	case record.KindTurnStarted:
-		return read(r, rec, func(p record.TurnStarted) { r.beginTurn(rec, p) })
+		r.beginTurn(rec)
 	case record.KindToolActivated:
 		return read(r, rec, func(p record.ToolActivated) { r.past.Activated = append(r.past.Activated, p.Name) })
 	case record.KindTurnCompleted:

@@ -15,10 +15,10 @@ import (
 	"github.com/caisson-run/caisson/tools/skill"
 )
 
-func (r *reader) beginTurn(rec record.Record, p record.TurnStarted) {
+func (r *reader) beginTurn(rec record.Record) {
 	r.past.Turns++
 	r.past.Last = &Turn{
-		ID: rec.Turn, Record: rec.ID, Client: p.Client, Start: len(r.past.Messages), Answer: rec.ID,
+		ID: rec.Turn, Record: rec.ID, Start: len(r.past.Messages), Answer: rec.ID,
 		Calls: map[string]string{}, EndedCalls: map[string]bool{},
 	}
 	r.turnBegan, r.used, r.answered = r.active+max(rec.Time.Sub(r.begun), 0), limits.Meter{}, ""
@@ -163,7 +163,6 @@ func (r *reader) addCallRecord(rec record.Record) error {
 		delete(r.past.Background, c.Handle)
 		return nil
 	case record.KindToolCalled:
-		r.past.Calls++
 		t.ToolCalls++
 	case record.KindToolCompleted:
 		if c.Metadata.Background != "" && c.Metadata.ExitCode == nil {
