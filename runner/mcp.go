@@ -51,10 +51,11 @@ type MCPOptions struct {
 // identity, unless OnHost is set.
 type MCPServer struct {
 	mcp.Server
-	// Egress is the server's network, without the session's rules: only Policy, Private,
-	// Presets and Secrets count. Without a Policy, a sandboxed server has no network, and a
-	// server with a URL may reach its origin. The Policy of one with a URL must allow that
-	// URL. It has no effect on a host server.
+	// Egress is the server's network, without the session's rules: its Policy, Private,
+	// Presets and Secrets. CA and Upstream count if the session has none. Without a
+	// Policy, a sandboxed server has no network, and a server with a URL may reach its
+	// origin. The Policy of one with a URL must allow that URL. It has no effect on a host
+	// server.
 	Egress EgressOptions
 }
 

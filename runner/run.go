@@ -81,7 +81,7 @@ func (s *Session) writeCreated() error {
 // shutdown takes everything down, and writes the last record and the report.
 func (s *Session) shutdown(out loop.Outcome, cause error) Report {
 	s.mcp.close()
-	s.services.endAll()
+	s.endServices()
 	s.closeTools()
 	s.patches.reportLost()
 	s.tracker.CheckAtEnd()

@@ -91,7 +91,8 @@ type Session struct {
 	// calls are the ones beside the turns; users runs the users' commands.
 	calls    *callGroup
 	users    *userCommands
-	services services
+	services closers.Stack
+	serving  sync.Once
 	closed   sync.Once
 	report   Report
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -218,24 +217,17 @@ func (s *Session) mayNeedSandbox() bool {
 
 // startServices starts, once, what runs beside the turns.
 func (s *Session) startServices() {
-	s.services.once.Do(func() {
+	s.serving.Do(func() {
 		s.patches.reportKilled()
-		s.services.stop = append(s.services.stop, s.users.serveCommands(s.ctx, s.dir), s.exec.EndBackground)
+		s.services.PushFunc(s.exec.EndBackground)
+		s.services.PushFunc(s.users.serveCommands(s.ctx, s.dir))
 	})
 }
 
-// services runs beside a session's turns. once starts it; the functions in stop end it.
-type services struct {
-	once sync.Once
-	stop []func()
-}
-
-// endAll ends all services and waits for them. None can start afterwards.
-func (v *services) endAll() {
-	v.once.Do(func() {})
-	for _, stop := range v.stop {
-		stop()
-	}
+// endServices ends them and waits for them. None can start afterwards.
+func (s *Session) endServices() {
+	s.serving.Do(func() {})
+	_ = s.services.Close() // none fails
 }
 
 // Close cancels the running turn, takes everything down and returns the report, with the last

@@ -3,7 +3,6 @@ package changes
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"sync"
 )
@@ -32,8 +31,9 @@ func newScratch(dir string) (*scratch, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create scratch file: %w", err)
 	}
-	// If an open file can't be removed, close does it.
-	_ = os.Remove(f.Name())
+	if err := os.Remove(f.Name()); err != nil {
+		return nil, errors.Join(fmt.Errorf("create scratch file: %w", err), f.Close())
+	}
 	return &scratch{file: f}, nil
 }
 
@@ -75,10 +75,4 @@ func (s *scratch) readExtent(e extent) ([]byte, error) {
 	return text, nil
 }
 
-func (s *scratch) close() error {
-	err := s.file.Close()
-	if rm := os.Remove(s.file.Name()); !errors.Is(rm, fs.ErrNotExist) {
-		err = errors.Join(err, rm)
-	}
-	return err
-}
+func (s *scratch) close() error { return s.file.Close() }
