@@ -37,11 +37,11 @@ func (q *Quarantine) closedDirectories() *closedDirectories {
 
 // openDirectory makes a directory accessible to the scan, unless it was closed when the session
 // began.
-func (q *Quarantine) openDirectory(ctx context.Context, doors *closedDirectories, dir string) (restore func(), err error) {
+func (q *Quarantine) openDirectory(ctx context.Context, dir string) (restore func(), err error) {
 	if !q.found.coversPath(path.Join(dir, "entry")) {
 		return nil, errClosedBefore
 	}
-	return doors.addPermissions(ctx, dir, ownerAll)
+	return q.closedDirectories().addPermissions(ctx, dir, ownerAll)
 }
 
 // addPermissions adds permission bits of the owner to a directory. Unless it fails, the caller

@@ -208,14 +208,13 @@ func (q *Quarantine) CheckAtEnd() {
 // change. Other calls read only directories that changed, and compare existing repositories only
 // in a small workspace.
 func (q *Quarantine) renameNew(ctx context.Context, last bool) {
-	doors := q.closedDirectories()
 	s := q.newScanner()
-	s.open = func(dir string) (func(), error) { return q.openDirectory(ctx, doors, dir) }
+	s.open = func(dir string) (func(), error) { return q.openDirectory(ctx, dir) }
 	since := &q.seen
 	if last {
 		since = nil
 	} else if q.found.entries <= cheapEntries {
-		q.checkKnown(ctx, s, doors)
+		q.checkKnown(ctx, s)
 	}
 	var mu sync.Mutex
 	check := func(p string, typ workspace.Type) (enter string) {
@@ -226,7 +225,7 @@ func (q *Quarantine) renameNew(ctx context.Context, last bool) {
 				return "" // the same one
 			}
 		}
-		return q.checkEntry(ctx, s, p, typ, doors)
+		return q.checkEntry(ctx, s, p, typ)
 	}
 	// The first pass runs in parallel and so opens no directory: another goroutine could be in
 	// it when it is closed again. Closed ones are read one by one afterwards.
@@ -265,7 +264,7 @@ func (q *Quarantine) renameNew(ctx context.Context, last bool) {
 		err = s.reader.Scan(ctx, dir, o)
 	}
 	if err == nil && last {
-		s.changedObeyed(ctx, q.found.obeyed, func(p, why string) { q.renamePath(ctx, p, why, doors) })
+		s.changedObeyed(ctx, q.found.obeyed, func(p, why string) { q.renamePath(ctx, p, why) })
 		err = contextError(ctx)
 	}
 	if err != nil && !isReplaced(ctx) {
@@ -277,11 +276,11 @@ func (q *Quarantine) renameNew(ctx context.Context, last bool) {
 // isReplaced reports whether the look at the end replaces the one with ctx.
 func isReplaced(ctx context.Context) bool { return errors.Is(context.Cause(ctx), errTurnsOver) }
 
-func (q *Quarantine) checkKnown(ctx context.Context, s *scanner, doors *closedDirectories) {
+func (q *Quarantine) checkKnown(ctx context.Context, s *scanner) {
 	for _, p := range q.found.listPaths() {
 		st, err := s.reader.StatEntry(ctx, p)
 		if err == nil && (entryToRename(p) == p || s.isBare(ctx, p)) {
-			q.checkEntry(ctx, s, p, st.Type, doors)
+			q.checkEntry(ctx, s, p, st.Type)
 		}
 	}
 }
@@ -304,7 +303,7 @@ func (q *Quarantine) isProtected(p string) bool {
 
 // checkEntry renames a repository that is new or was changed. It returns the path of the
 // directory to scan: the new name, or a placeholder's path.
-func (q *Quarantine) checkEntry(ctx context.Context, s *scanner, p string, typ workspace.Type, doors *closedDirectories) string {
+func (q *Quarantine) checkEntry(ctx context.Context, s *scanner, p string, typ workspace.Type) string {
 	was, known := q.found.known[p]
 	name := entryToRename(p)
 	switch {
@@ -316,14 +315,14 @@ func (q *Quarantine) checkEntry(ctx context.Context, s *scanner, p string, typ w
 		q.addFailure(record.Quarantined{Path: name, Why: whyUnsure})
 		return ""
 	case !known:
-		return q.renamePath(ctx, name, "", doors)
+		return q.renamePath(ctx, name, "")
 	case was == "":
 		q.addFailure(record.Quarantined{Path: name, Why: whyPartly})
 		return ""
 	}
 	now, err := s.computeFingerprint(ctx, p, skippedEntries(p, q.opts.Git)...)
 	if err != nil || now.hashLines() != was {
-		return q.renamePath(ctx, name, whyChanged, doors)
+		return q.renamePath(ctx, name, whyChanged)
 	}
 	if p == ".git" {
 		q.renameUnfinished(ctx)
@@ -337,7 +336,7 @@ func (q *Quarantine) renameUnfinished(ctx context.Context) {
 	for _, name := range gitUnfinished {
 		p := path.Join(".git", name)
 		if _, err := q.opts.Reader.StatEntry(ctx, p); err == nil && !q.found.unfinished[p] {
-			q.renamePath(ctx, p, "git would go on with the operation, and run its steps", nil)
+			q.renamePath(ctx, p, "git would go on with the operation, and run its steps")
 		}
 	}
 }
@@ -358,15 +357,15 @@ func entryToRename(repository string) string {
 }
 
 // renamePath renames one path and returns the new one, or "". The caller holds mu.
-func (q *Quarantine) renamePath(ctx context.Context, p, why string, doors *closedDirectories) string {
+func (q *Quarantine) renamePath(ctx context.Context, p, why string) string {
 	if _, failed := q.failed[p]; failed {
 		return ""
 	}
 	to := record.Quarantined{Path: p, To: p + quarantinedMark + record.NewID("q")[2:], Why: why}
 	op := workspace.Op{Kind: workspace.OpRename, Path: p, To: to.To}
 	_, err := q.opts.Change(ctx, op)
-	if isDenied(err) && doors != nil {
-		restore := doors.openParents(ctx, p)
+	if isDenied(err) {
+		restore := q.closedDirectories().openParents(ctx, p)
 		_, err = q.opts.Change(ctx, op)
 		restore()
 	}
@@ -403,10 +402,9 @@ func (q *Quarantine) movePinned(ctx context.Context) {
 		q.opts.Log.Warn("quarantine in a fresh sandbox", zap.Error(err))
 		return
 	}
-	doors := q.closedDirectories()
 	for _, m := range pinned {
 		delete(q.failed, m.path)
-		q.renamePath(ctx, m.path, m.why, doors)
+		q.renamePath(ctx, m.path, m.why)
 	}
 }
 
