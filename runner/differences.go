@@ -96,9 +96,9 @@ func (c *callGroup) endAll() {
 	c.running.Wait()
 }
 
-// Differences returns what differs now from the session's start. It may be called
-// while a turn runs: what is written meanwhile is in it or not. It ends with ctx,
-// and when the session is closed; its errors then wrap [ErrOver].
+// Differences returns how the workspace differs from the session's start. It may be called
+// during a turn: changes made meanwhile may be missing. It ends with ctx, and when the session
+// is closed; errors then wrap [ErrOver].
 func (s *Session) Differences(ctx context.Context) (changes.Differences, error) {
 	ctx, done, err := s.calls.beginCall(ctx)
 	if err != nil {
@@ -126,15 +126,14 @@ func (s *Session) Differences(ctx context.Context) (changes.Differences, error) 
 	return d, nil
 }
 
-// ApplyChanges applies what a session in overlay or copy mode has changed so far to its
-// workspace, and lets it go on from there. It must be between turns. Its commands in the
-// background end and its sandbox is taken down; the model is told. Where a change would
-// be left out, because of a conflict for instance, nothing is applied: the result is
-// Refused and has those changes. What was written to caches is not merged.
+// ApplyChanges applies the changes of a session in overlay or copy mode to its workspace, from
+// where the session continues. It must be between turns. Its background commands end and its
+// sandbox is taken down; the model is told. If a change would be left out, for example because
+// of a conflict, nothing is applied: the result is Refused and has those changes. Caches are
+// not merged.
 //
-// Its errors wrap [sandbox.ErrUnsupported] in bind mode, and [ErrBusy] or [ErrOver] as
-// those of [Session.Start]. If the result is not nil after an error, changes may have
-// been applied.
+// Errors wrap [sandbox.ErrUnsupported] in bind mode, and [ErrBusy] or [ErrOver] like
+// [Session.Start]. If the result is not nil after an error, changes may have been applied.
 func (s *Session) ApplyChanges(ctx context.Context) (*overlay.Result, error) {
 	var r *overlay.Result
 	err := s.settleChanges(ctx, "its changes were applied to the workspace", func(t tracker.Settler) (done string, err error) {
@@ -150,8 +149,8 @@ func (s *Session) ApplyChanges(ctx context.Context) (*overlay.Result, error) {
 	return r, nil
 }
 
-// DiscardChanges removes what a session in overlay or copy mode has changed so far, and
-// lets it go on with the workspace as it is. It is otherwise as [Session.ApplyChanges].
+// DiscardChanges removes the changes of a session in overlay or copy mode, which continues with
+// the workspace as it is. It is otherwise like [Session.ApplyChanges].
 func (s *Session) DiscardChanges(ctx context.Context) error {
 	err := s.settleChanges(ctx, "its changes were discarded", func(t tracker.Settler) (done string, err error) {
 		return "the changes of the session were discarded, at the user's request", t.Discard(ctx)
@@ -162,8 +161,8 @@ func (s *Session) DiscardChanges(ctx context.Context) error {
 	return nil
 }
 
-// settleChanges calls do while nothing uses the workspace of a session. do returns what it has
-// done, which is recorded, and which the model is told.
+// settleChanges calls do while nothing uses the session's workspace. do returns what it has
+// done, for the records and the model.
 func (s *Session) settleChanges(ctx context.Context, reason string, do func(tracker.Settler) (done string, err error)) error {
 	changed, ok := s.tracker.(tracker.Settler)
 	if !ok || !s.opts.isOverlay() {
@@ -183,7 +182,7 @@ func (s *Session) settleChanges(ctx context.Context, reason string, do func(trac
 	if err != nil || done == "" {
 		return err
 	}
-	// What can't be recorded ends the session at the next record.
+	// If it can't be recorded, the next record ends the session.
 	_ = s.events.writeRecord(record.Warning{Message: done, Requested: true})
 	s.prompt.notice = loop.NoticePrefix + settleNotice + boundary.Text(done) + ". The session goes on in a fresh sandbox: /tmp, the home directory and running programs are gone."
 	return nil

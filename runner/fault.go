@@ -45,7 +45,7 @@ const (
 const (
 	FaultCommand     FaultKind = "command"      // the command can't be run as given
 	FaultCommandLost FaultKind = "command_lost" // its sandbox was lost
-	FaultReplaced    FaultKind = "replaced"     // a fresh sandbox took the place of its own
+	FaultReplaced    FaultKind = "replaced"     // a fresh sandbox replaced the command's
 	FaultDisk        FaultKind = "disk"         // the host's disk, or a directory of the sandbox, is full
 	FaultUnreachable FaultKind = "unreachable"  // the session does not answer
 	FaultNotLive     FaultKind = "not_live"     // no process owns the session

@@ -1,8 +1,6 @@
-// Package runner runs one session: it makes the sandbox, if a call may need
-// it, while the first model call is under way, wires tools to it, runs the loop,
-// writes the records, and takes everything down again.
-//
-// It knows backends and models by their contracts only.
+// Package runner runs one session: it makes the sandbox during the first model call, if a call
+// may need it, connects tools to it, runs the loop, writes the records, and takes everything
+// down again. It knows backends and models only by their interfaces.
 package runner
 
 import (

@@ -341,7 +341,7 @@ func (o *overlayTracker) endLayers(r *sessionChanges, apply bool) {
 			o.Log.Warn("close layers", zap.Error(err))
 		}
 	}()
-	// What could not be taken down may still write.
+	// Remains of the sandbox may still write.
 	gone := len(r.Left) == 0
 	switch {
 	case !gone:
