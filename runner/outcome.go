@@ -111,8 +111,8 @@ func (i *Interrupted) Error() string {
 // the provider.
 func (s *Session) describeProblem(r Report) *record.Problem {
 	failure := s.events.currentTally().modelFailure
-	f, ok := s.findFault(r, failure)
-	if !ok {
+	f := s.findFault(r, failure)
+	if f.Kind == "" {
 		return nil
 	}
 	redactor := redact.New(s.opts.Secrets)
@@ -120,9 +120,9 @@ func (s *Session) describeProblem(r Report) *record.Problem {
 	return &record.Problem{Cause: clean(s.opts.describeCause(f, r, failure)), Hint: clean(s.opts.hint(f))}
 }
 
-// findFault returns the fault of a session, and whether there is one. failure is the last failed
-// model call, or zero.
-func (s *Session) findFault(r Report, failure record.ModelCallFailed) (Fault, bool) {
+// findFault returns the fault of a session; its Kind is "" if there is none. failure is the last
+// failed model call, or zero.
+func (s *Session) findFault(r Report, failure record.ModelCallFailed) Fault {
 	f := FaultOf(r.Session, r.SessionEnded)
 	f.Kind = r.faultKind()
 	f.Dir, f.Overlay, f.Err = s.dir, s.opts.isOverlay(), r.Err
@@ -132,7 +132,7 @@ func (s *Session) findFault(r Report, failure record.ModelCallFailed) (Fault, bo
 	case FaultNoApprover:
 		f.Kind = approvalFault(r, s.opts.Broker != nil)
 	}
-	return f, f.Kind != ""
+	return f
 }
 
 func approvalFault(r Report, canAsk bool) FaultKind {

@@ -316,7 +316,7 @@ func (c *Sandbox) waitRunning(ctx context.Context) (*generation, error) {
 	}
 	if !c.startLocked() {
 		c.mu.Unlock()
-		return nil, fmt.Errorf("%w: the session has ended", tools.ErrSandboxLost)
+		return nil, errGone
 	}
 	g := c.current
 	c.waiting++
@@ -377,7 +377,7 @@ func (c *Sandbox) StartUnguarded() error {
 	c.mu.Unlock()
 	<-g.ready
 	if g.sandbox != nil {
-		g.once.Do(func() { g.after = c.recordUnnoticedLoss(g) }) // not under mu, see StopAndDestroy
+		c.giveUp(g)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -439,8 +439,7 @@ func (c *Sandbox) StopAndDestroy() {
 	if g == nil || g.sandbox == nil {
 		return
 	}
-	// Not under mu: a call that handles the loss holds the once and waits for mu.
-	g.once.Do(func() { g.after = c.recordUnnoticedLoss(g) })
+	c.giveUp(g)
 	c.mu.Lock()
 	c.destroyGeneration(g)
 	c.mu.Unlock()

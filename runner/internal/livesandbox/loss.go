@@ -141,22 +141,31 @@ func limitText(e *limits.ExceededError) string {
 	return fmt.Sprintf("%s %d", e.Kind, e.Limit)
 }
 
-// recordUnnoticedLoss records the loss of a sandbox that no call met, and returns the error
-// for calls that still come.
-func (c *Sandbox) recordUnnoticedLoss(g *generation) error {
-	gone := fmt.Errorf("%w: the session has ended", tools.ErrSandboxLost)
+// errGone is the error of calls after the session's end.
+var errGone = fmt.Errorf("%w: the session has ended", tools.ErrSandboxLost)
+
+// recordUnnoticedLoss records the loss of a sandbox that no call met.
+func (c *Sandbox) recordUnnoticedLoss(g *generation) {
 	select {
 	case <-g.sandbox.Done():
 	default:
-		return gone
+		return
 	}
 	cause := g.sandbox.Err()
 	if cause == nil {
-		return gone // taken down by us
+		return // taken down by us
 	}
 	c.opts.Log.Warn("sandbox lost", zap.String("container", g.sandbox.ID()), zap.Error(cause))
 	why := lossOf(cause)
 	// If it can't be recorded, the last record can't either.
 	_ = c.opts.Record(record.SandboxLost{Container: g.sandbox.ID(), Cause: why.text, Limit: (*record.Limit)(why.limit)})
-	return gone
+}
+
+// giveUp gives a generation up at the end of a session. It must not be called under mu: a call
+// that handles the loss holds the once and waits for mu.
+func (c *Sandbox) giveUp(g *generation) {
+	g.once.Do(func() {
+		c.recordUnnoticedLoss(g)
+		g.after = errGone
+	})
 }

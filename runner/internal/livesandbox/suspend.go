@@ -19,7 +19,7 @@ func (c *Sandbox) Suspend(ctx context.Context, reason string) (resume func(), er
 	c.mu.Lock()
 	if c.making.Err() != nil || c.paused != nil {
 		c.mu.Unlock()
-		return nil, fmt.Errorf("%w: the session has ended", tools.ErrSandboxLost)
+		return nil, errGone
 	}
 	paused := make(chan struct{})
 	c.paused = paused
@@ -56,8 +56,8 @@ func (c *Sandbox) suspendGeneration(ctx context.Context, g *generation, reason s
 			return nil, err
 		}
 	}
-	g.once.Do(func() { // not under mu, see StopAndDestroy
-		_ = c.recordUnnoticedLoss(g) // its error is for a session's end
+	g.once.Do(func() { // not under mu, see giveUp
+		c.recordUnnoticedLoss(g)
 		g.after = &tools.Error{
 			Class: tools.ErrorExecution, Reason: ReplacedReason, Visible: true, Err: sandbox.ErrLost,
 			Message: "The sandbox was stopped, because " + reason + ", and this call with it. A fresh one starts with the next call.",

@@ -78,7 +78,7 @@ func (b *bindTracker) listProtected(ctx context.Context, spec *sandbox.Spec) (re
 	}
 	found := b.privileges.was
 	if b.prepared.Swap(true) {
-		look, err := b.privileges.findAgain(ctx, false)
+		look, err := b.privileges.findPrivileged(ctx, false)
 		if err != nil {
 			b.Log.Warn("look for privileged files", zap.Error(err))
 		}
@@ -121,7 +121,7 @@ func (b *bindTracker) lookAtFiles(ctx context.Context) {
 	if failed != nil {
 		b.Log.Warn("scan workspace", zap.Error(failed))
 		files = &changes.FileStates{} // nothing is known
-		look, err = b.privileges.findAgain(ctx, true)
+		look, err = b.privileges.findPrivileged(ctx, true)
 	}
 	b.files = files
 	b.privileges.was, b.privileges.before = look.found, look.snap
@@ -211,7 +211,7 @@ func (b *bindTracker) AddChanges(end *record.SessionEnded, _ bool) (patch string
 	defer cancel()
 	d, diffErr := b.compare(ctx, changes.Look{Visit: look.visit, Unread: look.skip})
 	if diffErr != nil { // the pass may have ended before it met all files
-		again, againErr := b.privileges.findAgain(context.Background(), false)
+		again, againErr := b.privileges.findPrivileged(context.Background(), false)
 		look, err = again, errors.Join(err, againErr)
 	}
 	r.Cleared = b.privileges.clearNew(look.found)

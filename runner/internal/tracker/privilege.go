@@ -101,7 +101,11 @@ func (l *privilegeLook) addFile(path string) error {
 	return nil
 }
 
+// findPrivileged looks for privileged files in a separate pass. After an error it returns the ones
+// that it found.
 func (c *privilegeCheck) findPrivileged(ctx context.Context, withSum bool) (*privilegeLook, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, ScanTime, errScanSlow)
+	defer cancel()
 	l, err := c.newLook(withSum)
 	if err != nil {
 		return l, err
@@ -117,14 +121,6 @@ func (c *privilegeCheck) findPrivileged(ctx context.Context, withSum bool) (*pri
 		},
 		Unread: func(dir string, _ error) { l.skip(dir) },
 	})
-}
-
-// findAgain looks for privileged files in a separate pass. After an error it returns the ones
-// that it found.
-func (c *privilegeCheck) findAgain(ctx context.Context, withSum bool) (*privilegeLook, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, ScanTime, errScanSlow)
-	defer cancel()
-	return c.findPrivileged(ctx, withSum)
 }
 
 // listWritable lists the files of found that commands could write to: the workspace owner's (with
