@@ -201,7 +201,7 @@ func (r *reader) addRecord(rec record.Record) error {
 			r.used.Add(p.Usage)
 		})
 	default:
-		return r.addCallRecord(rec)
+		r.addCallRecord(rec)
 	}
 	return nil
 }

@@ -142,26 +142,26 @@ func (r *reader) addSkill(rec record.Record) {
 }
 
 // addCallRecord adds a record of a call, and ignores others.
-func (r *reader) addCallRecord(rec record.Record) error {
+func (r *reader) addCallRecord(rec record.Record) {
 	t := r.past.Last
 	switch rec.Kind {
 	case record.KindToolCalled, record.KindToolCompleted, record.KindToolFailed, record.KindToolInputInvalid,
 		record.KindConfirmationRequested, record.KindConfirmationResolved, record.KindBackgroundEnded:
 	default:
-		return nil
+		return
 	}
 	if t == nil {
-		return nil
+		return
 	}
 	var c callRecord
 	if err := json.Unmarshal(rec.Payload, &c); err != nil {
 		// A payload stored in a file as a whole is no record of interest.
-		return nil
+		return
 	}
 	switch rec.Kind {
 	case record.KindBackgroundEnded:
 		delete(r.past.Background, c.Handle)
-		return nil
+		return
 	case record.KindToolCalled:
 		t.ToolCalls++
 	case record.KindToolCompleted:
@@ -185,5 +185,4 @@ func (r *reader) addCallRecord(rec record.Record) error {
 	case record.KindToolCompleted, record.KindToolFailed, record.KindToolInputInvalid:
 		t.EndedCalls[c.CallID] = true
 	}
-	return nil
 }
