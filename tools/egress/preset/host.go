@@ -177,8 +177,8 @@ func parseGo(_, key, value string) (list []Registry) {
 }
 
 // configureNPM makes npm, pnpm and Yarn use the user's own registries. All three
-// read this variable and nothing else in common. Scopes go to a file: shells don't
-// pass on variables with their names.
+// read npm_config_registry. Scopes go to a file: shells don't pass on variables with
+// their names.
 func configureNPM(p *Preset, own []Registry) {
 	var scopes strings.Builder
 	for _, r := range own {

@@ -239,7 +239,7 @@ func (d *Dialer) newCheck(host string, port uint16) (*check, error) {
 // Dial connects to a canonical host. It resolves the name once, refuses the host if
 // any of its addresses may not be dialled, and dials only checked addresses. Each
 // socket's address is checked again before it connects. Errors are an
-// *AddressError, *ResolveError or *ConnectError, or come from Refuse.
+// *AddressError, *ResolveError or *ConnectError.
 func (d *Dialer) Dial(ctx context.Context, host string, port uint16) (net.Conn, error) {
 	c, err := d.newCheck(host, port)
 	if err != nil {
