@@ -32,15 +32,14 @@ var _ loop.Model = (*Model)(nil)
 
 // New returns a model. It connects to nothing. Its error wraps [ErrInvalid].
 func New(o Options) (*Model, error) {
-	o, err := o.withDefaults()
-	if err != nil {
-		return nil, err
+	if o.ContextWindow < 0 {
+		return nil, fmt.Errorf("%w: negative number", ErrInvalid)
 	}
-	m := &Model{options: o}
-	m.endpoint, err = modelhttp.NewEndpoint(o.ModelOptions, DefaultBaseURL)
+	endpoint, err := modelhttp.NewEndpoint(o.ModelOptions, DefaultBaseURL)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
+	m := &Model{options: o, endpoint: endpoint}
 	m.options.ModelOptions = m.endpoint.ModelOptions
 	return m, nil
 }
@@ -132,10 +131,3 @@ const DefaultBaseURL = "http://127.0.0.1:11434"
 
 // ErrInvalid is [New]'s error for invalid [Options].
 var ErrInvalid = errors.New("invalid model options")
-
-func (o Options) withDefaults() (Options, error) {
-	if o.ContextWindow < 0 {
-		return o, fmt.Errorf("%w: negative number", ErrInvalid)
-	}
-	return o, nil
-}

@@ -116,7 +116,7 @@ func (s atifStep) buildTurn() turn {
 		}
 		for _, r := range s.Observation.Results {
 			if r.Call == c.ID && r.Content != nil {
-				played.expect = &expectation{text: (*string)(r.Content), isError: r.Extra.IsError}
+				played.expect = &expectation{Text: (*string)(r.Content), Error: r.Extra.IsError}
 			}
 		}
 		t.calls = append(t.calls, played)

@@ -34,10 +34,11 @@ type call struct {
 // expectation is a call's expected result. Nil fields, and a nil *expectation, expect
 // nothing.
 type expectation struct {
-	text                  *string // the whole result
-	contains, notContains []string
-	exitCode              *int
-	isError               *bool
+	Text        *string    `yaml:"-"` // the whole result
+	Contains    stringList `yaml:"contains"`
+	NotContains stringList `yaml:"not_contains"`
+	ExitCode    *int       `yaml:"exit_code"`
+	Error       *bool      `yaml:"error"`
 }
 
 // result is a call's actual result, as the model gets it.
@@ -82,30 +83,30 @@ var exitLine = sync.OnceValue(func() *regexp.Regexp {
 func (e *expectation) compareResult(got result) []Difference {
 	var out []Difference
 	add := func(what, want, got string) { out = append(out, Difference{What: what, Want: want, Got: got}) }
-	if e.exitCode != nil {
+	if e.ExitCode != nil {
 		code := "none"
 		if m := exitLine().FindStringSubmatch(got.text); m != nil {
 			code = m[1]
 		}
-		if want := strconv.Itoa(*e.exitCode); code != want {
+		if want := strconv.Itoa(*e.ExitCode); code != want {
 			add("exit_code", want, code+" in: "+got.text)
 		}
 	}
-	if e.isError != nil && *e.isError != got.isError {
-		add("error", strconv.FormatBool(*e.isError), strconv.FormatBool(got.isError))
+	if e.Error != nil && *e.Error != got.isError {
+		add("error", strconv.FormatBool(*e.Error), strconv.FormatBool(got.isError))
 	}
-	if e.text != nil {
-		want, normalized := normalizeText(boundary.Escape(*e.text)), normalizeText(got.text)
+	if e.Text != nil {
+		want, normalized := normalizeText(boundary.Escape(*e.Text)), normalizeText(got.text)
 		if want != normalized {
 			add("result", want, normalized)
 		}
 	}
-	for _, text := range e.contains {
+	for _, text := range e.Contains {
 		if !strings.Contains(got.text, text) {
 			add("contains", text, got.text)
 		}
 	}
-	for _, text := range e.notContains {
+	for _, text := range e.NotContains {
 		if strings.Contains(got.text, text) {
 			add("not_contains", text, got.text)
 		}

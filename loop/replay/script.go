@@ -29,14 +29,7 @@ type scriptCall struct {
 	Tool   string         `yaml:"tool"`
 	Input  map[string]any `yaml:"input"`
 	Raw    *string        `yaml:"raw"`
-	Expect *scriptExpect  `yaml:"expect"`
-}
-
-type scriptExpect struct {
-	Contains    stringList `yaml:"contains"`
-	NotContains stringList `yaml:"not_contains"`
-	ExitCode    *int       `yaml:"exit_code"`
-	Error       *bool      `yaml:"error"`
+	Expect *expectation   `yaml:"expect"`
 }
 
 // stringList is decoded from a list or a single string.
@@ -113,7 +106,7 @@ func (s script) buildRecording() (recording, error) {
 			if err != nil {
 				return recording{}, fmt.Errorf("1:1: turn %d: input of %s: %w", i+1, c.Tool, err)
 			}
-			played.calls = append(played.calls, call{tool: tools.Name(c.Tool), raw: raw, expect: c.Expect.buildExpectation()})
+			played.calls = append(played.calls, call{tool: tools.Name(c.Tool), raw: raw, expect: c.Expect})
 		}
 		r.turns = append(r.turns, played)
 	}
@@ -129,13 +122,6 @@ func (c scriptCall) encodeArguments() (string, error) {
 	}
 	data, err := json.Marshal(c.Input)
 	return string(data), err
-}
-
-func (e *scriptExpect) buildExpectation() *expectation {
-	if e == nil {
-		return nil
-	}
-	return &expectation{contains: e.Contains, notContains: e.NotContains, exitCode: e.ExitCode, isError: e.Error}
 }
 
 func addPosition(err error) error {

@@ -65,7 +65,7 @@ func recordingFromHistory(history []loop.Message) (recording, error) {
 	for _, m := range history {
 		for _, b := range m.Blocks {
 			if t := b.ToolResult; t != nil {
-				results[t.ToolUseID] = &expectation{text: new(boundary.ResultText(t.Content)), isError: &t.IsError}
+				results[t.ToolUseID] = &expectation{Text: new(boundary.ResultText(t.Content)), Error: &t.IsError}
 			}
 			if m.Role == loop.RoleUser && r.task == "" && b.Text != nil {
 				r.task = b.Text.Text
