@@ -19,11 +19,12 @@ const (
 	// maxConns bounds the open connections of one session, including idle ones. More have to
 	// wait.
 	maxConns = 4 * maxPeers
-	// requestTime bounds the wait for a peer's request.
-	requestTime = 5 * time.Second
 	// resultTime bounds how long a peer that does not read delays the end of its command.
 	resultTime = 2 * time.Second
 )
+
+// requestTime bounds the wait for a peer's request. A test shortens it.
+var requestTime = 5 * time.Second
 
 // Handler runs one command. If ctx is cancelled, it cancels the command and still returns its
 // result. stdin is nil if the peer sends none.
