@@ -1,12 +1,10 @@
 package docker
 
 import (
-	"archive/tar"
-	"bytes"
 	"context"
 	"errors"
-	"io"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -14,37 +12,18 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// linkedTar returns an image with a shell and symlinks.
-func linkedTar(t *testing.T, links map[string]string) []byte {
-	t.Helper()
-	var buffer bytes.Buffer
-	w := tar.NewWriter(&buffer)
-	for name, target := range links {
-		must(t, w.WriteHeader(&tar.Header{Name: name, Linkname: target, Typeflag: tar.TypeSymlink, Mode: 0o777}))
-	}
-	must(t, w.WriteHeader(&tar.Header{Name: "srv/real/", Typeflag: tar.TypeDir, Mode: 0o755}))
-	must(t, w.WriteHeader(&tar.Header{Name: "srv/real/of-the-image", Typeflag: tar.TypeReg, Mode: 0o644}))
-	r := tar.NewReader(bytes.NewReader(shellTar(t)))
-	for {
-		h, err := r.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		must(t, err)
-		must(t, w.WriteHeader(h))
-		_, err = io.Copy(w, r)
-		must(t, err)
-	}
-	must(t, w.Close())
-	return buffer.Bytes()
-}
-
 // If the workspace's target is a symlink in an engine's image, nothing starts,
 // and no mount point is made in the workspace.
 func TestEngineImageTarget(t *testing.T) {
 	b := newBed(t, os.Geteuid())
-	_, name := importImage(t, linkedTar(t, map[string]string{
-		"to-etc": "/etc", "to-own": "/.caisson", "to-proc": "/proc/1/root", "to-home": "home", "up": "../../..", "srv/link": "real",
+	_, name := importImage(t, treeTar(t, func(root string) error {
+		err := errors.Join(os.MkdirAll(filepath.Join(root, "srv/real"), 0o755), os.WriteFile(filepath.Join(root, "srv/real/of-the-image"), nil, 0o644))
+		for link, target := range map[string]string{
+			"to-etc": "/etc", "to-own": "/.caisson", "to-proc": "/proc/1/root", "to-home": "home", "up": "../../..", "srv/link": "real",
+		} {
+			err = errors.Join(err, os.Symlink(target, filepath.Join(root, link)))
+		}
+		return err
 	}))
 	create := func(target string) (sandbox.Sandbox, string, error) {
 		spec := b.spec(t, newSession())
