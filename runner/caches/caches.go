@@ -51,7 +51,7 @@ func ParseUse(name string) (Use, error) {
 	case Writable, Frozen, None:
 		return u, nil
 	}
-	return "", fmt.Errorf("no use of caches has the name %q: want %s, %s or %s", name, Writable, Frozen, None)
+	return "", fmt.Errorf("unknown use of caches %q: want %s, %s or %s", name, Writable, Frozen, None)
 }
 
 // Cache is a set of directories that commands find at fixed places, and the
@@ -133,9 +133,9 @@ func Parse(name string) (Cache, error) {
 	dir, ok := strings.CutPrefix(name, "~/")
 	switch {
 	case !ok:
-		return Cache{}, fmt.Errorf("no cache has the name %q: want %s, or a directory below the home such as ~/.gradle", name, strings.Join(Presets(), ", "))
+		return Cache{}, fmt.Errorf("unknown cache %q: want %s, or a directory below the home directory such as ~/.gradle", name, strings.Join(Presets(), ", "))
 	case dir == "" || dir == "." || path.Clean("/"+dir) != "/"+dir || strings.ContainsFunc(dir, isSpecial):
-		return Cache{}, fmt.Errorf("%q is no directory below the home: want one such as ~/.gradle in its shortest form", name)
+		return Cache{}, fmt.Errorf("%q is not a directory below the home directory: want one such as ~/.gradle in its shortest form", name)
 	case len(dir) > maxTarget:
 		return Cache{}, fmt.Errorf("the cache %.40s… has a name of more than %d bytes", name, maxTarget)
 	}

@@ -353,7 +353,7 @@ func (s *Store) Remove(id string) error {
 // time, unless that is zero. Otherwise it returns ErrBusy.
 func (s *Store) removeUnused(id string, since time.Time) error {
 	if id != filepath.Base(id) || strings.HasPrefix(id, ".") {
-		return fmt.Errorf("remove caches: %q is no id", id)
+		return fmt.Errorf("remove caches: %q is not a valid id", id)
 	}
 	gone, err := s.takeAway(id, since)
 	if err == nil {

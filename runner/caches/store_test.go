@@ -207,16 +207,16 @@ func TestRemoveLeavesUsedCaches(t *testing.T) {
 func TestParse(t *testing.T) {
 	for name, want := range map[string]string{
 		"go": "", "npm": "", "pip": "", "cargo": "", "maven": "", "apt": "", "~/.gradle": "", "~/.cache/ms-playwright": "",
-		"bazel":                         "no cache has the name",
-		"/var/cache":                    "no cache has the name",
-		"~":                             "no cache has the name",
-		"~/":                            "no directory below the home",
-		"~/.":                           "no directory below the home",
-		"~/../x":                        "no directory below the home",
-		"~/a//b":                        "no directory below the home",
-		"~/a/":                          "no directory below the home",
-		"~/a\nb":                        "no directory below the home",
-		"~/a:b":                         "no directory below the home",
+		"bazel":                         "unknown cache",
+		"/var/cache":                    "unknown cache",
+		"~":                             "unknown cache",
+		"~/":                            "not a directory below the home",
+		"~/.":                           "not a directory below the home",
+		"~/../x":                        "not a directory below the home",
+		"~/a//b":                        "not a directory below the home",
+		"~/a/":                          "not a directory below the home",
+		"~/a\nb":                        "not a directory below the home",
+		"~/a:b":                         "not a directory below the home",
 		"~/" + strings.Repeat("a", 100): "more than 70 bytes",
 	} {
 		c, err := Parse(name)
@@ -240,7 +240,7 @@ func TestTargets(t *testing.T) {
 	}
 	for text, names := range map[string][]string{
 		"the cache ~/.cache/go-build lies in the cache ~/.cache: keep one of them": {"go", "~/.cache"},
-		"no cache has the name": {"go", "bazel"},
+		"unknown cache": {"go", "bazel"},
 	} {
 		if _, err := ParseList(names); err == nil || !strings.Contains(err.Error(), text) {
 			t.Errorf("%q: %v", names, err)

@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
+	"errors"
 	"fmt"
 	"net/http"
 	"regexp"
@@ -40,7 +41,7 @@ func (t Token) Validate() error {
 	case len(t.Value) < MinTokenBytes:
 		return fmt.Errorf("the token %s has %d characters, and needs %d at least: make one with openssl rand -hex 32", t.Label, len(t.Value), MinTokenBytes)
 	case strings.ContainsFunc(t.Value, func(r rune) bool { return r <= ' ' || r > '~' }):
-		return fmt.Errorf("the token %s holds a space, or what is no printable ASCII", t.Label)
+		return fmt.Errorf("the token %s has a space, or a character that is not printable ASCII", t.Label)
 	case t.Roles != nil && len(t.Roles) == 0:
 		return fmt.Errorf("the token %s: %w: the list is empty", t.Label, ErrRoles)
 	}
@@ -78,7 +79,7 @@ func newKeyring(tokens []Token) (*keyring, error) {
 		k.sums = append(k.sums, sha256.Sum256([]byte(t.Value)))
 	}
 	if len(k.clients) == 0 {
-		return nil, fmt.Errorf("there is no token")
+		return nil, errors.New("there is no token")
 	}
 	return k, nil
 }

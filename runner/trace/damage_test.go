@@ -133,7 +133,7 @@ func TestVerifyComparesValues(t *testing.T) {
 			_, err = f.WriteString("x")
 			return errors.Join(err, f.Close())
 		}, "was changed"},
-		"a folder": {func(path string) error { return errors.Join(os.Remove(path), os.Mkdir(path, 0o700)) }, "is no regular file"},
+		"a folder": {func(path string) error { return errors.Join(os.Remove(path), os.Mkdir(path, 0o700)) }, "is not a regular file"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newStrangeSession(t, t.TempDir())
@@ -241,7 +241,7 @@ func TestPipeIsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Open(); err == nil || !strings.Contains(err.Error(), "is no regular file") {
+	if _, err := s.Open(); err == nil || !strings.Contains(err.Error(), "is not a regular file") {
 		t.Errorf("open: %v", err)
 	}
 }

@@ -34,7 +34,7 @@ func TestFaultsHavePlaces(t *testing.T) {
 		"workspace":         {user: "workspaces:\n  /w:\n    env:\n      LD_X: y\n", workspace: "/w", want: "USER:4:13: env.LD_X: "},
 		"mounts":            {user: "git: ro\nmounts: [{from: /a}]\n", want: "USER:2:17: mounts: a mount needs from and to"},
 		"mount point":       {user: "mounts: [{from: /a, to: /b/../proc}]\n", want: "USER:1:25: mounts: \"/b/../proc\" is no absolute path of the sandbox"},
-		"caches":            {user: "caches: [go, yum]\n", want: "USER:1:14: caches: no cache has the name \"yum\""},
+		"caches":            {user: "caches: [go, yum]\n", want: "USER:1:14: caches: unknown cache \"yum\""},
 		"env_from":          {user: "env_from:\n  - A\n  - B C\n", want: "USER:3:5: env_from: \"B C\" is not"},
 		"fetch":             {user: "fetch:\n  allow:\n    - https://a.example/\n    - b.example\n", want: "USER:4:7: fetch.allow: \"b.example\""},
 		"presets":           {user: "egress:\n  presets: [go, npmm]\n", want: "USER:2:17: egress.presets: unknown preset \"npmm\""},
