@@ -113,9 +113,8 @@ func (g *guard) identify(out *response, r *http.Request) (*http.Request, *Proble
 	return r, nil
 }
 
-// serveRoute serves a request if its client has the role and a slot, and after
-// reading its body. The rest has bounds of the route: streams take no slot, and
-// an upload reads its body itself.
+// serveRoute serves a request whose client has the role and gets a slot, after
+// reading its body. Streams take no slot, and an upload reads its body itself.
 func (g *guard) serveRoute(mux *http.ServeMux, slots *httpserver.Quota, out *response, r *http.Request) *Problem {
 	handler, pattern := mux.Handler(r)
 	public := g.isPublic(r)

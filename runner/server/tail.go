@@ -44,7 +44,7 @@ func (t *tail) seekBefore(seq int64) error {
 	if err != nil {
 		return fmt.Errorf("read trace: %w", err)
 	}
-	from, to := int64(0), info.Size() // the first record after from is such a one
+	from, to := int64(0), info.Size() // the first record after from is a valid result
 	for to-from > 2*record.MaxLineBytes {
 		middle := from + (to-from)/2
 		if err := t.seekLine(middle); err != nil {
@@ -53,7 +53,7 @@ func (t *tail) seekBefore(seq int64) error {
 		if e, ok, err := t.nextEntry(); err == nil && ok && e.Seq <= seq {
 			from = middle
 		} else {
-			to = middle // of damaged lines, the caller reads the ones that it needs
+			to = middle // also at a damaged line, which the caller may not need
 		}
 	}
 	return t.seekLine(from)
