@@ -72,7 +72,7 @@ func (k *keptChanges) apply(ctx context.Context, f applyFlags) error {
 	if err := k.layers.Lock(); err != nil {
 		return keptError(k.layers.Info(), err)
 	}
-	if err := k.removeSandbox(ctx, false); err != nil {
+	if err := k.backends.removeSandbox(ctx, session, false); err != nil {
 		return err
 	}
 	if f.Discard {

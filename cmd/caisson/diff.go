@@ -58,7 +58,7 @@ session on the workspace. Standard error shows the session and its task.
 			defer func() { _ = k.close() }()
 			ctx, stop := stopOnSignal(cmd.Context(), a)
 			defer stop()
-			if err := k.removeSandbox(ctx, true); err != nil {
+			if err := k.backends.removeSandbox(ctx, k.layers.Info().Session, true); err != nil {
 				return err
 			}
 			return k.showDiff(ctx, f.Stat, f.JSON, wantsColour(a, a.stdout))
@@ -252,15 +252,11 @@ func (k *keptChanges) close() error {
 	return err
 }
 
-// removeSandbox makes sure that no container of a dead Caisson still writes to the
-// layers: their locks end with Caisson, but the container may outlive it. It removes
-// the rest of the session's sandbox as caisson sandbox gc does, or returns an error. If
-// running is set, it accepts a session whose Caisson lives: the locks decide then.
-func (k *keptChanges) removeSandbox(ctx context.Context, running bool) error {
-	return k.backends.removeSandbox(ctx, k.layers.Info().Session, running)
-}
-
-// removeSandbox is [keptChanges.removeSandbox] for any session.
+// removeSandbox makes sure that no container of a dead Caisson still writes to a
+// session's layers: their locks end with Caisson, but the container may outlive it. It
+// removes the rest of the session's sandbox as caisson sandbox gc does, or returns an
+// error. If running is set, it accepts a session whose Caisson lives: the locks decide
+// then.
 func (bs *backends) removeSandbox(ctx context.Context, session string, running bool) error {
 	note := filepath.Join(bs.environ.stateDir(), "cleanup", session+".json")
 	noted := func() bool {
