@@ -43,22 +43,29 @@ func (s *served) firstRequest(requests <-chan string) (system, rest string) {
 	return request.Messages[0].Content, rest
 }
 
-// TestServeInstructions: the system prompt of sessions over HTTP has the operator's
-// texts and the workspace's trusted files as they were when trusted, and nothing else
-// of a workspace or client.
-func TestServeInstructions(t *testing.T) {
-	requests := make(chan string, 1)
+// serveModel is a model that answers "Done.". It delivers the requests that it gets.
+func serveModel(t *testing.T) (url string, requests <-chan string) {
+	t.Helper()
+	got := make(chan string, 1)
 	model := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		text, err := io.ReadAll(r.Body)
 		if err != nil {
 			t.Error(err)
 		}
-		requests <- string(text)
+		got <- string(text)
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = io.WriteString(w, `{"model":"m","choices":[{"message":{"content":"Done."},"finish_reason":"stop"}]}`)
 	}))
 	t.Cleanup(model.Close)
-	s := startServe(t, fmt.Sprintf("instructions: OPERATOR TEXT\nstream: false\nmodels: {main: {provider: openai, model: m, max_retries: 0, base_url: %q}}\n", model.URL+"/v1")).up()
+	return model.URL, got
+}
+
+// TestServeInstructions: the system prompt of sessions over HTTP has the operator's
+// texts and the workspace's trusted files as they were when trusted, and nothing else
+// of a workspace or client.
+func TestServeInstructions(t *testing.T) {
+	url, requests := serveModel(t)
+	s := startServe(t, fmt.Sprintf("instructions: OPERATOR TEXT\nstream: false\nmodels: {main: {provider: openai, model: m, max_retries: 0, base_url: %q}}\n", url+"/v1")).up()
 	write := func(path, text string) approval.TrustedFile {
 		t.Helper()
 		full := filepath.Join(s.root, "one", path)

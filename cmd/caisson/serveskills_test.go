@@ -3,9 +3,7 @@ package main
 import (
 	"encoding/json"
 	"errors"
-	"io"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,18 +19,8 @@ import (
 // declared tool that requires an administrator is only offered for an administrator's
 // messages.
 func TestServeSkills(t *testing.T) {
-	requests := make(chan string, 1)
-	model := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		text, err := io.ReadAll(r.Body)
-		if err != nil {
-			t.Error(err)
-		}
-		requests <- string(text)
-		w.Header().Set("Content-Type", "application/json")
-		_, _ = io.WriteString(w, `{"model":"m","choices":[{"message":{"content":"Done."},"finish_reason":"stop"}]}`)
-	}))
-	t.Cleanup(model.Close)
-	config := "stream: false\nmodels: {main: {provider: openai, model: m, max_retries: 0, base_url: \"" + model.URL + "/v1\"}}\n" +
+	url, requests := serveModel(t)
+	config := "stream: false\nmodels: {main: {provider: openai, model: m, max_retries: 0, base_url: \"" + url + "/v1\"}}\n" +
 		"tools: {deploy: {description: Deploys., command: [deploy], requires_admin: true}, build: {description: Builds., command: [build]}}\n" +
 		"serve: {tokens: {alice: {env: ALICE, roles: [admin]}, bob: {env: BOB}}}\n"
 	s := startServe(t, config).up()

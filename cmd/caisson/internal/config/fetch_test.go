@@ -9,9 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// loadFetch loads the user's, the workspace's and the administrator's file. The error
-// may be from the fetch tool's or commands' options.
-func loadFetch(t *testing.T, user, project, requirements string) (Config, error) {
+// writeLayers returns options with the user's and the administrator's file.
+func writeLayers(t *testing.T, user, requirements string) Options {
 	t.Helper()
 	dir := t.TempDir()
 	o := Options{Path: filepath.Join(dir, "config.yaml"), Requirements: filepath.Join(dir, "requirements.yaml"), RequirementsUID: os.Getuid()}
@@ -20,11 +19,19 @@ func loadFetch(t *testing.T, user, project, requirements string) (Config, error)
 			t.Fatal(err)
 		}
 	}
-	if project != "" {
-		o.Project = &ProjectFile{Path: ProjectPath, Text: []byte(project)}
-	}
 	if err := os.Chmod(dir, 0o700); err != nil {
 		t.Fatal(err)
+	}
+	return o
+}
+
+// loadFetch loads the user's, the workspace's and the administrator's file. The error
+// may be from the fetch tool's or commands' options.
+func loadFetch(t *testing.T, user, project, requirements string) (Config, error) {
+	t.Helper()
+	o := writeLayers(t, user, requirements)
+	if project != "" {
+		o.Project = &ProjectFile{Path: ProjectPath, Text: []byte(project)}
 	}
 	c, err := Load(o)
 	if err != nil {

@@ -2,8 +2,6 @@ package config
 
 import (
 	"errors"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -17,18 +15,10 @@ import (
 // file.
 func loadMCP(t *testing.T, user, project, requirements string, environ ...string) (Config, error) {
 	t.Helper()
-	dir := t.TempDir()
-	o := Options{Path: filepath.Join(dir, "config.yaml"), Requirements: filepath.Join(dir, "requirements.yaml"), RequirementsUID: os.Getuid(), Environ: environ}
-	for path, text := range map[string]string{o.Path: user, o.Requirements: requirements} {
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
+	o := writeLayers(t, user, requirements)
+	o.Environ = environ
 	if project != "" {
 		o.ProjectServers = &ProjectFile{Path: MCPPath, Text: []byte(project)}
-	}
-	if err := os.Chmod(dir, 0o700); err != nil {
-		t.Fatal(err)
 	}
 	return Load(o)
 }

@@ -20,16 +20,8 @@ func compiled(t *testing.T, name string) *jsonschema.Schema {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text, err := json.Marshal(schema)
-	if err != nil {
-		t.Fatal(err)
-	}
-	doc, err := jsonschema.UnmarshalJSON(strings.NewReader(string(text)))
-	if err != nil {
-		t.Fatal(err)
-	}
 	c := jsonschema.NewCompiler()
-	if err := c.AddResource("file.json", doc); err != nil {
+	if err := c.AddResource("file.json", decodedJSON(t, schema)); err != nil {
 		t.Fatal(err)
 	}
 	s, err := c.Compile("file.json")
@@ -46,6 +38,12 @@ func asJSON(t *testing.T, text string) any {
 	if err := yaml.Unmarshal([]byte(text), &v); err != nil {
 		t.Fatal(err)
 	}
+	return decodedJSON(t, v)
+}
+
+// decodedJSON returns v as the schema's package decodes it.
+func decodedJSON(t *testing.T, v any) any {
+	t.Helper()
 	encoded, err := json.Marshal(v)
 	if err != nil {
 		t.Fatal(err)
