@@ -19,8 +19,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
-// Options configures [Prepare]. Workspace, Dir, StateDir, Cleanup and Holder
-// are required.
+// Options configures [Prepare]. Workspace, Dir, StateDir, Cleanup, Holder,
+// UserNamespaces and Log are required.
 type Options struct {
 	// Workspace is the directory, which the caller keeps open until after
 	// Close.
@@ -47,8 +47,7 @@ type Options struct {
 	// Holder is an executable that is started and killed before its first
 	// instruction, to open a user namespace: the guest's binary.
 	Holder string
-	// UserNamespaces keeps user namespaces for the next workspace; nil keeps
-	// none.
+	// UserNamespaces keeps user namespaces for the next workspace.
 	UserNamespaces *UserNamespaces
 	// Identity is the commands' identity.
 	Identity Identity
@@ -63,7 +62,7 @@ type Options struct {
 	// [MountNamespace.WrapCommand], if this process may mount only in its own
 	// user namespace.
 	RuntimeJoins bool
-	// Log receives errors that can't be returned; nil discards them.
+	// Log receives errors that can't be returned.
 	Log *zap.Logger
 
 	attachLayers bool // see stager
@@ -126,9 +125,6 @@ type Mounts struct {
 // ErrUnsupported if this system can't mount it so that its files keep their
 // owner.
 func Prepare(ctx context.Context, o Options) (*Mounts, error) {
-	if o.Log == nil {
-		o.Log = zap.NewNop()
-	}
 	switch w := o.Workspace; {
 	case w.Mode != "" && w.Mode != sandbox.ModeBind && !w.Mode.KeepsChanges():
 		return nil, fmt.Errorf("workspace %s: %w: mode %q", w.Path, sandbox.ErrInvalid, w.Mode)
@@ -253,7 +249,7 @@ func prepareMounts(ctx context.Context, o Options) (_ *Mounts, err error) {
 // names are reserved meanwhile. It ignores errors: stageAll will meet them
 // again. The caller must call wait.
 func (o Options) openNamespaceAhead(decided identityPlan) (wait func()) {
-	if !decided.idmap || o.UserNamespaces == nil {
+	if !decided.idmap {
 		return func() {}
 	}
 	var made sync.WaitGroup

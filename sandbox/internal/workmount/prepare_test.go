@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/sandbox"
@@ -50,6 +51,8 @@ func newFixture(t *testing.T, uid, gid int) *fixture {
 	t.Cleanup(func() { f.Cleanup.Close() })
 	f.Holder, err = os.Executable()
 	must(t, err)
+	f.UserNamespaces, f.Log = new(UserNamespaces), zap.NewNop()
+	t.Cleanup(f.UserNamespaces.Close)
 	f.hold(t)
 	return f
 }

@@ -1,6 +1,7 @@
 package workmount
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"runtime"
@@ -15,8 +16,8 @@ const maxNamespaces = 16
 
 // UserNamespaces keeps the user namespaces that id maps are taken from, one for
 // each owner of a workspace. Making one starts a process (4 ms), and it serves
-// any number of mounts. The zero value is ready to use; nil keeps none. It is
-// safe for concurrent use and need not be closed before the process ends.
+// any number of mounts. The zero value is ready to use. It is safe for
+// concurrent use and need not be closed before the process ends.
 type UserNamespaces struct {
 	mu   sync.Mutex
 	kept map[string]*os.File // by their maps
@@ -26,9 +27,6 @@ type UserNamespaces struct {
 // these maps.
 func (n *UserNamespaces) openFor(holder string, maps idMaps) (*os.File, error) {
 	uids, gids := maps.ranges()
-	if n == nil {
-		return openUserNamespace(holder, uids, gids)
-	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	key := fmt.Sprint(uids, gids)
@@ -96,16 +94,10 @@ func openUserNamespace(holder string, uids, gids []idRange) (*os.File, error) {
 		return nil, fmt.Errorf("make user namespace: %w", err)
 	}
 	namespace, err := os.Open(fmt.Sprintf("/proc/%d/ns/user", process.Pid))
-	if killErr := process.Kill(); err == nil && killErr != nil {
-		err = killErr
-	}
-	if _, waitErr := process.Wait(); err == nil && waitErr != nil {
-		err = waitErr
-	}
-	if err != nil {
-		if namespace != nil {
-			_ = namespace.Close()
-		}
+	killErr := process.Kill()
+	_, waitErr := process.Wait()
+	if err := cmp.Or(err, killErr, waitErr); err != nil {
+		_ = namespace.Close() // of nil it fails
 		return nil, fmt.Errorf("make user namespace: %w", err)
 	}
 	return namespace, nil
