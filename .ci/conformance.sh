@@ -9,7 +9,7 @@ set -eu
 cd "$(dirname "$0")/.."
 : "${GO:=go}" "${BACKEND:=}"
 export E2E_BIN="$PWD/bin"
-tests='^Test(Conformance|ConformanceCopy|Faults|FaultsOfCopies|ConformanceRunsc|ConformanceRemapped|ConformanceMember|Hardening|Neighbours|OrdinaryUser|EngineCalls)$'
+tests='^Test(Conformance|ConformanceCopy|Faults|FaultsOfCopies|ConformanceRunsc|ConformanceRemapped|ConformanceMember|Neighbours|OrdinaryUser|EngineCalls)$'
 case $BACKEND in
 "") packages="./sandbox/docker ./sandbox/oci" run=$tests ;;
 docker) packages=./sandbox/docker run=$tests ;;

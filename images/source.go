@@ -61,6 +61,7 @@ type BuildNetwork struct {
 	Close func() (refused []string, err error)
 }
 
+// Image is an image in a store.
 type Image struct {
 	// Reference is the requested reference.
 	Reference Reference

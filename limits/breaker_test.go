@@ -62,7 +62,7 @@ func TestBreakerOpensAndCloses(t *testing.T) {
 	}
 	done(limits.OutcomeFailure)
 	done(limits.OutcomeSuccess) // has no effect
-	requireTripped(t, b, "a", 2*limits.BreakerCooldown)
+	requireTripped(t, b, 2*limits.BreakerCooldown)
 	c.advance(2 * limits.BreakerCooldown)
 	if err := tryOperation(b, "a", limits.OutcomeUnknown); err != nil {
 		t.Errorf("trial: %v", err)
@@ -88,7 +88,7 @@ func TestBreakerIgnoresStaleOutcomes(t *testing.T) {
 		_ = tryOperation(b, "a", limits.OutcomeFailure)
 	}
 	old(limits.OutcomeSuccess)
-	requireTripped(t, b, "a", limits.BreakerCooldown)
+	requireTripped(t, b, limits.BreakerCooldown)
 }
 
 func TestBreakerRemembersOpenKeys(t *testing.T) {
@@ -108,12 +108,12 @@ func TestBreakerRemembersOpenKeys(t *testing.T) {
 	}
 }
 
-func requireTripped(t *testing.T, b *limits.Breakers, key string, retry time.Duration) {
+func requireTripped(t *testing.T, b *limits.Breakers, retry time.Duration) {
 	t.Helper()
-	_, err := b.Begin(key)
+	_, err := b.Begin("a")
 	trip, ok := errors.AsType[*limits.TrippedError](err)
 	if !ok || trip.Retry != retry {
-		t.Fatalf("Begin(%s) = %v, want it refused for %v", key, err, retry)
+		t.Fatalf("Begin(a) = %v, want it refused for %v", err, retry)
 	}
 }
 
@@ -126,7 +126,7 @@ func TestBreakerCooldowns(t *testing.T) {
 			}
 		}
 		for _, cooldown := range []time.Duration{30, 60, 120, 240, 300, 300} {
-			requireTripped(t, b, "a", cooldown*time.Second)
+			requireTripped(t, b, cooldown*time.Second)
 			time.Sleep(cooldown * time.Second)
 			if err := tryOperation(b, "a", limits.OutcomeFailure); err != nil {
 				t.Fatal(err)
@@ -148,7 +148,7 @@ func TestBreakerResetsFailuresOnceClosed(t *testing.T) {
 			t.Fatalf("open after %d failures: %v", i, err)
 		}
 	}
-	requireTripped(t, b, "a", limits.BreakerCooldown)
+	requireTripped(t, b, limits.BreakerCooldown)
 }
 
 // Keys without failures must not displace keys with failures.
@@ -161,7 +161,7 @@ func TestBreakerRemembersFailures(t *testing.T) {
 		_ = tryOperation(b, fmt.Sprint(key), limits.OutcomeSuccess)
 	}
 	_ = tryOperation(b, "a", limits.OutcomeFailure)
-	requireTripped(t, b, "a", limits.BreakerCooldown)
+	requireTripped(t, b, limits.BreakerCooldown)
 }
 
 type state int

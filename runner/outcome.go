@@ -62,9 +62,15 @@ func OutcomeCode(r Report) int {
 			return OutcomeUnvouched
 		}
 	}
+	if r.Reason == StopNoTurn { // a resumed session may have old denials
+		if len(r.Left) > 0 {
+			return OutcomeFailed
+		}
+		return OutcomeDone
+	}
 	kind := r.faultKind()
 	switch {
-	case kind == "" && (r.Reason == loop.StopAnswered || r.Reason == StopNoTurn):
+	case kind == "" && r.Reason == loop.StopAnswered:
 		return OutcomeDone
 	case kind == FaultSandboxStart && (errors.As(r.Err, new(*sandbox.MountError)) || errors.As(r.Err, new(*images.UserError))):
 		return OutcomeInput

@@ -57,6 +57,7 @@ func TestOutcomeCodeOfReports(t *testing.T) {
 	}{
 		{"an answer", Report{SessionEnded: record.SessionEnded{Reason: loop.StopAnswered}}, OutcomeDone},
 		{"no turn", Report{SessionEnded: record.SessionEnded{Reason: StopNoTurn}}, OutcomeDone},
+		{"no turn after an old denial", Report{SessionEnded: record.SessionEnded{Reason: StopNoTurn, Denials: []record.Denial{{Reason: "no_approver"}}}}, OutcomeDone},
 		{"a call that nobody approved", Report{SessionEnded: record.SessionEnded{Reason: loop.StopAnswered}, Unapproved: 1, ApplyRefused: true}, OutcomeNoApprover},
 		{"a limit after such a call", Report{SessionEnded: record.SessionEnded{Reason: loop.StopLimit}, Unapproved: 1}, OutcomeLimit},
 		{"conflicts", Report{SessionEnded: record.SessionEnded{Reason: loop.StopAnswered, Left: []string{"a"}}, ApplyRefused: true}, OutcomeConflict},

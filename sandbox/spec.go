@@ -168,6 +168,7 @@ type Setup struct {
 	CallerOwnsFiles bool
 }
 
+// Spec describes a sandbox to create.
 type Spec struct {
 	// Session is the session's ID (ses_ and a ULID), which names the container.
 	Session string

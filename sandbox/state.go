@@ -10,6 +10,7 @@ import (
 // specification 1.2 ("state" and "lifecycle").
 type State int
 
+// The states.
 const (
 	StateCreating State = iota // the container is being created
 	StateCreated               // the container exists; the guest has not answered yet

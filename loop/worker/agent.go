@@ -17,6 +17,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
+// Names of the agent's tools.
 const (
 	ConferName     tools.Name = "confer"
 	CoordinateName tools.Name = "coordinate"

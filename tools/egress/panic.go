@@ -1,16 +1,20 @@
 package egress
 
 import (
+	"fmt"
 	"io"
 	"net/http"
 	"runtime/debug"
-
-	"github.com/caisson-run/caisson/tools/egress/cache"
 )
 
 // PanicError reports a panic of the server, or of a function of its options, while
 // it served a program. Only what it was serving ended.
-type PanicError = cache.PanicError
+type PanicError struct {
+	Value any
+	Stack []byte
+}
+
+func (e *PanicError) Error() string { return fmt.Sprintf("panic: %v", e.Value) }
 
 // recoverPanic reports a panic and calls fail with it. It must be deferred.
 func (s *Server) recoverPanic(fail func(error)) {

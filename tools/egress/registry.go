@@ -53,8 +53,8 @@ func (x *httpConn) serveRegistry(f *flow, w http.ResponseWriter, req *http.Reque
 		q.Digest = g.Preset.Digest(g.Cache, t)
 	}
 	res, err := g.Cache.Serve(w, req.WithContext(f.ctx), q)
-	if failed, ok := errors.AsType[*PanicError](err); ok {
-		x.s.opts.Failed(failed)
+	if failed, ok := errors.AsType[*cache.PanicError](err); ok {
+		x.s.opts.Failed(&PanicError{Value: failed.Value, Stack: failed.Stack})
 	}
 	x.s.opts.Requested(Requested{
 		Command: r.command, Method: r.method, URL: r.url, Status: res.Status, Received: res.Bytes, SHA256: res.SHA256, Complete: err == nil, Cached: res.Hit,

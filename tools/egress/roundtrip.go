@@ -41,6 +41,13 @@ type roundTripper struct{ s *Server }
 
 func (t roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	s := t.s
+	if !s.addConn() {
+		if req.Body != nil {
+			_ = req.Body.Close() // as [http.RoundTripper] demands
+		}
+		return nil, errClosed
+	}
+	defer s.conns.Done() // Close waits for what is reported here
 	r := request{way: WayClient, method: req.Method, url: withoutQuery(req.URL), userKnown: true}
 	fail := func(err error) (*http.Response, error) {
 		if s.ctx.Err() != nil || errors.Is(err, errClosed) {

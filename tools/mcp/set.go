@@ -25,8 +25,7 @@ type Options struct {
 	// HTTPClient makes the client for a server over HTTP, under the session's
 	// policy.
 	HTTPClient func(s Server) (*http.Client, error)
-	// Tokens has the tokens of servers that people have signed in to.
-	// nil.
+	// Tokens has the tokens of servers that people have signed in to. It may be nil.
 	Tokens *oauth.Store
 	// Register and Unregister change the session's tools.
 	Register   func(tools.Factory) error

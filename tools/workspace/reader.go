@@ -277,7 +277,8 @@ func (t *tree) readFile(ctx context.Context, rel string, offset, most int64) (Fi
 	f := File{Info: info, Offset: offset}
 	// Files in /proc report a size of 0: leave room to find out.
 	buf := make([]byte, min(most, max(info.Size-offset, 512)))
-	return f, f.readFrom(ctx, n, buf, most)
+	err = f.readFrom(ctx, n, buf, most)
+	return f, err
 }
 
 // readFrom reads until buf is full, the file ends, or its known size is reached.

@@ -69,7 +69,7 @@ type SearchOptions struct {
 	Visit func(name string, f SearchResult) error
 }
 
-// SkipAll, returned by [SearchOptions].Visit, ends the search without an error.
+// SkipAll ends the search without an error if [SearchOptions].Visit returns it.
 var SkipAll = fs.SkipAll
 
 // SearchSummary describes how a search ended.

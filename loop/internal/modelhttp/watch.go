@@ -18,8 +18,10 @@ var (
 	errNoHeaders = errors.New("endpoint did not begin to answer in time")
 	errSilent    = errors.New("endpoint fell silent in the middle of its answer")
 	errSlow      = errors.New("endpoint did not end its answer in time")
-	ErrTooLarge  = loop.AnswerError("answer is larger than allowed")
-	ErrCut       = errors.New("answer broke off before it was complete")
+	// ErrTooLarge is an answer without an end.
+	ErrTooLarge = loop.AnswerError("answer is larger than allowed")
+	// ErrCut is an answer whose end is missing.
+	ErrCut = errors.New("answer broke off before it was complete")
 )
 
 const maxErrorBytes = 64 << 10

@@ -65,6 +65,7 @@ func New(o Options) (*Semaphore, error) {
 
 const dirName = "admission"
 
+// Request describes a sandbox that is to start.
 type Request struct {
 	// MemoryBytes is the sandbox's memory limit.
 	MemoryBytes int64

@@ -1,3 +1,4 @@
+// Package citest models the runners of CI systems, for tests.
 package citest
 
 import (
