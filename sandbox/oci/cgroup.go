@@ -182,17 +182,18 @@ func (t tree) listControllers() []string {
 // dirOf returns the directory in this tree of the process whose cgroups are
 // groups, as from processCgroups.
 func (t tree) dirOf(groups map[string]string) (string, bool) {
-	key := ""
-	if !t.isV2() {
-		key = t.controllers[0]
+	keys := t.controllers // with other options of the mount, such as seclabel
+	if t.isV2() {
+		keys = []string{""}
 	}
-	group, ok := groups[key]
-	if !ok {
-		return "", false
+	for _, key := range keys {
+		if group, ok := groups[key]; ok {
+			// In a container without a cgroup namespace, the mount shows only a part.
+			rel, ok := strings.CutPrefix(group, strings.TrimSuffix(t.root, "/"))
+			return filepath.Join(t.mount, rel), ok
+		}
 	}
-	// In a container without a cgroup namespace, the mount shows only a part.
-	rel, ok := strings.CutPrefix(group, strings.TrimSuffix(t.root, "/"))
-	return filepath.Join(t.mount, rel), ok
+	return "", false
 }
 
 func cgroupTrees() ([]tree, error) {

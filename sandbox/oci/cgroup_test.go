@@ -83,6 +83,13 @@ func TestCgroupLayout(t *testing.T) {
 			have: []string{"pids"},
 		},
 		{
+			name:  "v1, with SELinux",
+			trees: []tree{{at("pids"), "/", []string{"seclabel", "pids"}}},
+			own:   "8:pids:/\n",
+			want:  cgroupPlan{path: "caisson-ses_1", swap: true, dirs: []string{at("pids/caisson-ses_1")}, own: at("pids"), joined: at("pids/caisson-ses_1")},
+			have:  []string{"seclabel", "pids"},
+		},
+		{
 			name:  "v2, in a session",
 			trees: []tree{{at("v2"), "/", nil}},
 			own:   "0::/user.slice/session.scope\n",
