@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// SessionBreaker bounds all usage of a session: its turns, which a [Budget] bounds one
-// by one, and everything else charged to it. Once a limit is used up, it refuses
-// further operations. It is safe for concurrent use.
+// SessionBreaker bounds all usage of a session: its turns, each of which also has a
+// [Budget] of its own, and everything else charged to it. Once a limit is used up, it
+// refuses further operations. It is safe for concurrent use.
 type SessionBreaker struct {
 	now     func() time.Time
 	started time.Time

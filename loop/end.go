@@ -77,10 +77,10 @@ func describeErrorClass(c ErrorClass) string {
 	}
 }
 
-// StopReason says why a turn ended. Each has an exit status (see docs/exit-status.md).
+// StopReason says why a turn ended.
 type StopReason string
 
-// The stop reasons, with their exit statuses.
+// The stop reasons, with their usual exit statuses. docs/exit-status.md has all.
 const (
 	StopAnswered        StopReason = "answered"         // 0
 	StopProviderFailed  StopReason = "provider_failed"  // 1
@@ -108,6 +108,7 @@ const (
 
 	closeLimitPrefix = NoticePrefix + "The limit of "
 
+	// Texts about single calls, in place of their results.
 	refusedNoTools     = "Not run: no tools can be used now."
 	refusedTooMany     = "Not run: too many calls in one answer. Make fewer at a time."
 	refusedInterrupted = "Interrupted: it may have run, wholly or in part. It was not run again."

@@ -86,7 +86,7 @@ func runBestOf(ctx context.Context, a *app, s *sessionBuilder, f runFlags, text 
 			break
 		}
 	}
-	by := "" // the best attempt is the last session on the workspace
+	by := "" // so that caisson diff and apply find the best attempt
 	if best == nil {
 		by = runner.LocalUser()
 	}

@@ -326,7 +326,7 @@ func (c *copier) sendTree(ctx context.Context, from, name, dir string) (int, err
 	return status, err
 }
 
-// leaveOut warns about a special file. It fails for a file that can't be read.
+// leaveOut warns about a special file, and returns any other error.
 func (c *copier) leaveOut(name string, err error) error {
 	if !errors.Is(err, archive.ErrSpecial) {
 		return err

@@ -124,7 +124,8 @@ func trustWorkspace(a *app, folder string, dryRun, asJSON bool) error {
 	return a.show(asJSON, answer, func(p *page) { describeTrust(p, answer, dryRun) })
 }
 
-// storeTrust stores trust. It warns about a file that could not be read before.
+// storeTrust trusts files of a workspace. It warns if the stored trust was corrupt and
+// was moved aside.
 func storeTrust(a *app, store *approval.Trust, workspace string, files, instructions []approval.TrustedFile) error {
 	_, err := store.List()
 	if err := warnCorrupt(a, err); err != nil {

@@ -17,10 +17,11 @@ type Role string
 
 // The roles.
 const (
-	// RoleRead sees sessions and their records, questions and changes.
+	// RoleRead sees sandboxes, metrics, and sessions with their records, questions
+	// and changes.
 	RoleRead Role = "read"
-	// RoleRun starts, messages, cancels and ends sessions, and copies files to
-	// and from sandboxes.
+	// RoleRun starts, messages, cancels and ends sessions. It starts and ends
+	// sandboxes, runs commands in them, and copies files to and from them.
 	RoleRun Role = "run"
 	// RoleApprove answers confirmations for this call or for the session.
 	RoleApprove Role = "approve"

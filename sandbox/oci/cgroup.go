@@ -33,8 +33,8 @@ type cgroupPlan struct {
 	// made reports that Caisson, for an ordinary user, makes dirs and starts
 	// the runtime inside; path is then empty.
 	made bool
-	// own is this process's cgroup in one of the limiting hierarchies, joined
-	// the container's in the same one. Both are absolute.
+	// own is the directory of this process's cgroup in one of the limiting
+	// hierarchies, and joined that of the container's. Both are absolute.
 	own, joined string
 }
 

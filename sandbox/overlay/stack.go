@@ -12,9 +12,9 @@ import (
 )
 
 // stack is one directory in the upper layers of a session that have it, the top
-// one first: the layer that is written to, then the frozen ones. What a layer
-// has hides what those after it have under the same name. It does not own the
-// descriptors.
+// one first: the layer that is written to, then the frozen ones. An entry hides
+// entries of the same name in later layers, except that directories are merged
+// up to the first opaque one.
 type stack []layerDir
 
 // layerDir is the directory in one layer; index counts from the top layer.

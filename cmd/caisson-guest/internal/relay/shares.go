@@ -13,11 +13,12 @@ import (
 // The guest may have 4,096 files.
 const maxAccepted = 1024
 
-// share is how many times the number of free relays one owner may have.
+// share bounds an owner's relays: one that holds share times as many as are
+// free gets no more.
 const share = 3
 
-// owner has a share of the relays: a user's connections to one address, which
-// is a command's proxy's or a name's.
+// owner is what has a share of the relays: the connections of one user to one
+// address of the guest. Each command's proxy and each name has its own address.
 type owner struct {
 	addr netip.Addr
 	uid  int64 // -1 if unknown
@@ -31,10 +32,10 @@ func ownerOf(a wire.Accept) owner {
 	return o
 }
 
-// shares divides the relays among owners. An owner has at most share times as
-// many as are free: alone 48 of 64, a second one then 12, and a third 3. So an
-// owner of long-lived connections doesn't keep others from having any. Its
-// other connections wait.
+// shares divides the relays among owners by [share]: of 64 relays, one owner
+// alone has at most 48, a second one then 12, and a third 3. So an owner of
+// long-lived connections doesn't keep others from having any. Its other
+// connections wait.
 type shares struct {
 	mu      sync.Mutex
 	free    int

@@ -33,7 +33,8 @@ type Options struct {
 	Renderer *ui.Renderer
 	Keyboard *Keyboard
 	Status   *Status
-	// Queue calls do after everything queued before is shown.
+	// Queue calls do, which shows about size bytes, once everything queued earlier is
+	// shown.
 	Queue func(size int, do func())
 	// Session is open. Dir is its directory.
 	Session *runner.Session
@@ -57,8 +58,8 @@ type Options struct {
 	// Command returns the command for a program on this machine, never one in the
 	// workspace.
 	Command func(name string, args ...string) (*exec.Cmd, error)
-	// External runs a command on the terminal while the chat leaves it alone. It is nil
-	// if there is none.
+	// External runs a command on the terminal while the chat leaves the terminal alone.
+	// It is nil for a plain chat.
 	External  func(cmd *exec.Cmd) error
 	Getenv    func(name string) string
 	Switching Switching
@@ -91,8 +92,8 @@ type chat struct {
 	blurred bool
 	notes   *time.Timer // writes the draft
 	still   *time.Ticker
-	// next is set if the chat ends to continue in another session. listed are the
-	// listed sessions.
+	// next is set if the chat ends to continue with another session or model. listed
+	// are the sessions that /resume NUMBER chooses from.
 	next   *Next
 	listed []string
 
@@ -436,8 +437,8 @@ func (c *chat) takeBack() {
 	c.notes.Reset(draftTime)
 }
 
-// closeSession closes the session, which may wait for commands to end. Another request
-// destroys the sandbox, and one more ends the program.
+// closeSession closes the session, which may wait for commands to end. A Ctrl+C or a
+// signal meanwhile destroys the sandbox, and a second one ends the program.
 func (c *chat) closeSession() runner.Report {
 	c.setHint("ending the session")
 	c.Renderer.Draw()

@@ -136,7 +136,7 @@ func patchSection(r runner.Report) string {
 	return "\n### Diff\n" + detailsText("Show the diff", r.Patch)
 }
 
-// plainText returns text as HTML. It makes words code that GitHub would make links of:
+// plainText returns text as HTML. Words that GitHub would turn into links become code:
 // mentions, issues, commits and addresses.
 func plainText(text string) string {
 	words := strings.Split(text, " ")
@@ -149,7 +149,8 @@ func plainText(text string) string {
 	return strings.Join(words, " ")
 }
 
-// linkedWord matches numbers of issues and hashes of commits.
+// linkedWord matches words that GitHub may link without a sign such as "#": an issue's
+// GH-1 and a commit's hash.
 var linkedWord = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`(?i)gh-[0-9]|[0-9a-f]{7}`) })
 
 // listSection returns a heading and the first maxListed items, or "" for an empty list.

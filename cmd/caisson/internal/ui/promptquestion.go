@@ -28,8 +28,9 @@ type section struct {
 	paint func(string) string // nil for none
 }
 
-// allSections returns the exact bytes that would run, the class, the place, the
-// changes, warnings, and the meaning of lasting answers.
+// allSections returns the parts of the question: the call with its class and place,
+// its arguments, warnings, the changes, and the meaning of lasting answers. everything
+// is as in argumentLines.
 func (q question) allSections(now time.Time, columns int, everything bool) []section {
 	ours := func(paint func(string) string, text string) section {
 		return section{wrapSentence(text, columns), paint}

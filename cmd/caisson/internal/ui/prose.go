@@ -15,9 +15,9 @@ const maxCells = 200
 // character, so safe foreign text doesn't have it.
 const blankInCode = "\ue000"
 
-// Prose returns a model's Markdown as safe lines, wrapped at blanks for a terminal with
-// this number of columns, unless that is 0. Code has no prefix. Without colour, the
-// Markdown's markers stay.
+// Prose returns a model's Markdown as safe lines. It wraps them at blanks for a terminal
+// with this number of columns, unless that is 0. A block of code loses the prefix of the
+// list or quote around it. Without colour, Markdown's markers stay.
 func Prose(markdown string, columns int, colour bool) []string {
 	s := style{colour}
 	var lines []string

@@ -130,8 +130,8 @@ func diffstatLines(r runner.Report, s style) []string {
 	return append(out, total)
 }
 
-// withoutRepositories returns the changes outside of repositories, and the changed
-// repositories: a commit changes a dozen uninteresting files.
+// withoutRepositories returns the changes outside .git directories, and the .git
+// directories that have changes: a commit changes a dozen uninteresting files there.
 func withoutRepositories(changed []record.Changed) (rest []record.Changed, repositories []string) {
 	for _, c := range changed {
 		names := strings.Split(c.Path, "/")
@@ -147,7 +147,8 @@ func withoutRepositories(changed []record.Changed) (rest []record.Changed, repos
 	return rest, repositories
 }
 
-// changeBar draws n of a sign, scaled with the other sign's count.
+// changeBar repeats sign n times. If n and other together need too many cells, it
+// shortens n in proportion.
 func changeBar(sign byte, n, other int) string {
 	const cells = 40
 	if total := n + other; total > cells {
