@@ -334,6 +334,7 @@ func isClientAnswer(e dispatch.Event) bool {
 	return false
 }
 
+// toolRecord records one event. The caller holds mu.
 func (j *eventRecorder) toolRecord(e dispatch.Event) error {
 	switch e := e.(type) {
 	case dispatch.Completed:

@@ -185,7 +185,7 @@ func (p *EgressPlan) validateCapture() error {
 
 const namePort = 53
 
-// rootNames are the files that the guest makes from Roots.
+// rootNames are the files of EgressDir that are made from Roots.
 var rootNames = []string{"ca.pem", "bundle.pem", "java.p12"}
 
 // validateRoots refuses anything but certificates, above all private keys, and

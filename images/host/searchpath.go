@@ -60,6 +60,8 @@ func (b *builder) readSearchPath(list string) []pathDir {
 	return dirs
 }
 
+// showsPath reports whether the image has the host's p, which must have no
+// symlinks.
 func (b *builder) showsPath(p string) bool {
 	source := b.hostPath(p)
 	return slices.ContainsFunc(b.fs.Binds, func(have images.Bind) bool { return source == have.Source || isBelow(source, have.Source) })

@@ -32,6 +32,7 @@ func (b blobs) hasBlob(dgst string) bool {
 	return err == nil
 }
 
+// openBlob opens a blob without checking its content against the digest.
 func (b blobs) openBlob(dgst string) (*os.File, error) {
 	f, err := reader.OpenRegular(nil, b.blobPath(dgst))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -21,11 +21,11 @@ import (
 
 type deadlines struct {
 	ask, attach, create, start, remove, load time.Duration
-	transfer                                 time.Duration
+	transfer                                 time.Duration // of a whole image, and a build
 	// cancel is how long a call that creates something may continue after its
 	// caller gave up. Breaking it off would leave open whether it succeeded.
 	cancel time.Duration
-	loss   time.Duration
+	loss   time.Duration // for finding the cause of a loss
 }
 
 // defaultDeadlines returns about a hundred times what an idle machine takes

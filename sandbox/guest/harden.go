@@ -31,7 +31,7 @@ type Expectation struct {
 	// means 1.
 	Filters int
 	// HostNamespaces, from the function of this name, are namespaces that the
-	// container must not be in.
+	// container must not be in; nil accepts any.
 	HostNamespaces map[string]uint64
 	// UIDMap and GIDMap are the required maps of the container's user
 	// namespace; nil accepts any.

@@ -130,6 +130,7 @@ func (c *conn) Close() error {
 	return c.closeHeld()
 }
 
+// closeHeld is Close for callers that hold the listener's mu.
 func (c *conn) closeHeld() error {
 	if !c.closed {
 		c.closed = true
@@ -187,8 +188,8 @@ type Quota struct {
 // NewQuota returns a quota of most per client.
 func NewQuota(most int) *Quota { return &Quota{most: most, open: map[string]int{}} }
 
-// Take takes one of a client's quota until release is called, at least once. ok is false if
-// none is left.
+// Take takes one of a client's quota until release is called. Further calls of release do
+// nothing. ok is false if none is left.
 func (q *Quota) Take(client string) (release func(), ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

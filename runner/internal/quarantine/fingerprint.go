@@ -200,6 +200,7 @@ func (s *scanner) describeEntry(ctx context.Context, f *fingerprint, p string, s
 	return text
 }
 
+// hashContent returns a hash of a file. It follows symlinks.
 func (s *scanner) hashContent(ctx context.Context, f *fingerprint, p string) string {
 	file, err := s.reader.ReadFile(ctx, p, 0, fingerprintBytes+1)
 	if err != nil || file.Truncated {

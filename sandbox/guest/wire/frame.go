@@ -220,9 +220,9 @@ func (b *Block) encodeFrames(stream uint32, channel uint8, at, n int) []byte {
 	return b.buf[first:end]
 }
 
-// SendBlock writes n bytes of a block, from at on, as data frames. From the
-// beginning of a piece on, it writes without a copy by one Write. The rest of a
-// piece goes before. It returns errors as Send does.
+// SendBlock writes n bytes of a block, from at on, as data frames. If at is the
+// beginning of a piece, it writes all by one Write, without a copy. Otherwise it
+// first sends the rest of that piece. It returns errors as Send does.
 func (w *Writer) SendBlock(stream uint32, channel uint8, b *Block, at, n int) error {
 	if stream == 0 || channel > 2 || at < 0 || n <= 0 || at+n > b.size {
 		return fmt.Errorf("%w: %d bytes of a block of %d on channel %d of stream %d", ErrProtocol, n, b.size, channel, stream)

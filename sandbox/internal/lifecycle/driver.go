@@ -64,7 +64,8 @@ type Container interface {
 	// cause to the error of a failed start.
 	ExplainFailure(ctx context.Context, err error) error
 	// ExplainLoss adds the cause to the loss of a running sandbox, and kills
-	// what still runs. If Remove is due meanwhile, ctx ends.
+	// what still runs. It is the only method that may be running when Remove is
+	// due; ctx then ends.
 	ExplainLoss(ctx context.Context, loss error) error
 	// Remove kills what runs in the container and removes it with everything
 	// that the engine or runtime made for it, before it returns. The guest's

@@ -288,9 +288,9 @@ func (j *CleanupList) replaceEntries(entries []NumberedEntry) error {
 // writeFile writes the whole file beside the old one and renames it, so readers
 // see one or the other. It syncs the directory when the file first contains a
 // placeholder. A later rename may be lost, because older versions contain the
-// placeholder too. Package atomicwriter uses paths and syncs each file. A list
-// is written below the handle of a checked directory, several times per start,
-// and mostly needs no sync.
+// placeholder too. It doesn't use package atomicwriter, which goes by paths and
+// syncs each file: a list is written below the handle of a checked directory,
+// several times per start, and mostly needs no sync.
 func (j *CleanupList) writeFile() error {
 	if j.root == nil {
 		return fs.ErrClosed

@@ -91,7 +91,8 @@ func Self(instance string) (Identity, error) {
 }
 
 // Fate returns whether the owner still runs. instance is this process's
-// [Instance] or "".
+// [Instance] or "". Fate returns [Dead] only if the system proves it, and
+// [Unknown] in doubt.
 func (id Identity) Fate(instance string) Fate {
 	switch {
 	case id.PID <= 0:

@@ -105,7 +105,8 @@ func belowState(dir *os.File, where, stateDir string) error {
 	return fmt.Errorf("layers %s: %w: they are not below the state directory %s", where, sandbox.ErrInvalid, stateDir)
 }
 
-// checkDirs checks that both layers exist, and the owner of the upper one.
+// checkDirs checks that both layers exist on one mount, as overlayfs requires,
+// and the owner of the upper one.
 func (l *overlayLayers) checkDirs(uid int) error {
 	for _, name := range []string{upperName, workName} {
 		f, err := openBelow(l.dir, name, unix.O_PATH|unix.O_DIRECTORY)

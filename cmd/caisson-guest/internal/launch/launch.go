@@ -206,6 +206,7 @@ func Shim(args []string) int {
 		return 0
 	}
 	_ = report.Encode(shimmed{PID: pid})
+	// The command's pipes must end with it, not with the shim.
 	for fd := range 3 {
 		_ = unix.Close(fd)
 	}

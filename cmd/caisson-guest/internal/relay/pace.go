@@ -17,8 +17,8 @@ const (
 	connBurst    = 128
 )
 
-// pace spreads events by an interval. After a pause, connBurst may happen at
-// once.
+// pace spreads events by an interval. After a time without events, connBurst may
+// happen at once.
 type pace struct {
 	interval time.Duration
 	mu       sync.Mutex

@@ -62,6 +62,7 @@ func TestUnreadableCaller(t *testing.T) {
 	if err := gone.chmodDir(-1, 0o755); !errors.Is(err, unix.EBADF) {
 		t.Errorf("mode of a closed directory: %v", err)
 	}
+	// A zombie has no umask.
 	zombie := exec.Command("true")
 	if err := zombie.Start(); err != nil {
 		t.Fatal(err)

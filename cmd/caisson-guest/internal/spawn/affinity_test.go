@@ -48,6 +48,7 @@ func TestAffinity(t *testing.T) {
 	if n != have-1 || count(&after) != have || after != before {
 		t.Errorf("of %d processors %d, then %d", have, n, after.Count())
 	}
+	// The limit is compared with the thread's own processors.
 	var one unix.CPUSet
 	last := a.list[len(a.list)-1]
 	one.Set(last)
