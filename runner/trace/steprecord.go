@@ -196,7 +196,7 @@ func (s *Steps) splitMessage(r record.Record, m record.Message) {
 			}
 		case b.ToolResult != nil:
 			c := s.callStep(r, b.ToolResult.ToolUseID, "")
-			c.Output = tools.Elide(resultText(b.ToolResult.Content), maxText)
+			c.Output = cutMiddle(resultText(b.ToolResult.Content), maxText)
 			c.IsError = b.ToolResult.IsError
 			s.finishCall(c.ID)
 		}
@@ -245,7 +245,7 @@ func (s *Steps) handleToolRecord(r record.Record) bool {
 			if !p.Success {
 				c.Status = CallUnsuccess
 			}
-			c.Modified, c.Ending, c.Diff = p.FilesModified, commandEnding(p.Metadata), tools.Elide(p.Diff, maxText)
+			c.Modified, c.Ending, c.Diff = p.FilesModified, commandEnding(p.Metadata), cutMiddle(p.Diff, maxText)
 		})
 	case record.KindToolFailed:
 		return withPayload(r, func(p record.ToolFailed) {
@@ -279,7 +279,7 @@ func (s *Steps) handleToolRecord(r record.Record) bool {
 			if c.Summary == "" {
 				c.Summary = tools.Elide(p.Summary, maxText)
 			}
-			c.addQuestion(Question{ID: p.ID, At: r.Time, Diff: tools.Elide(p.Diff, maxText), Display: tools.Elide(p.Input, maxText), Hidden: p.Hidden})
+			c.addQuestion(Question{ID: p.ID, At: r.Time, Diff: cutMiddle(p.Diff, maxText), Display: tools.Elide(p.Input, maxText), Hidden: p.Hidden})
 		})
 	case record.KindConfirmationResolved:
 		return withPayload(r, func(p record.ConfirmationResolved) { s.resolveQuestion(r, p) })

@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
@@ -104,4 +105,20 @@ func commandEnding(metadata map[string]any) string {
 		return ""
 	}
 	return exit.Ending()
+}
+
+// cutMiddle returns the first three quarters and the end of a text of many lines, with
+// a line between them that says how many bytes are left out.
+func cutMiddle(s string, most int) string {
+	if len(s) <= most {
+		return s
+	}
+	from, to := most*3/4, len(s)-most/4
+	for from > 0 && !utf8.RuneStart(s[from]) {
+		from--
+	}
+	for to < len(s) && !utf8.RuneStart(s[to]) {
+		to++
+	}
+	return fmt.Sprintf("%s\n[… %d bytes left out …]\n%s", s[:from], to-from, s[to:])
 }

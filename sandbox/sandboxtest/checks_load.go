@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -399,8 +401,9 @@ func checkFull(ctx context.Context, e *env) error {
 	return nil
 }
 
-// checkProcessors: programs see the CPU limit, not the machine.
-func checkProcessors(ctx context.Context, e *env) error {
+// checkProcessors: programs see the CPU limit, not the machine. As a control, a sandbox
+// that may use all of the machine's processors sees them.
+func checkProcessors(ctx context.Context, e *env) (err error) {
 	if e.target.LimitsUnenforced && !e.target.OwnKernel {
 		return attestsLoss(e, "CPU")
 	}
@@ -408,12 +411,20 @@ func checkProcessors(ctx context.Context, e *env) error {
 	if err != nil {
 		return err
 	}
-	host, err := e.runPlain(ctx, "processors")
+	if out != "1 1 0\n" {
+		return fmt.Errorf("a command sees %q processors with a limit of 1", out)
+	}
+	whole := newEnv(e.target, filepath.Join(e.base, "whole"))
+	if err := whole.start(ctx, func(r *limits.Resources) { r.MilliCPUs = int64(runtime.NumCPU()) * 1000 }); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, whole.close(ctx)) }()
+	out, err = whole.expectOutput(ctx, "processors")
 	if err != nil {
 		return err
 	}
-	if out != "1 1 0\n" {
-		return fmt.Errorf("a command sees %q processors with a limit of 1, the host %q", out, host)
+	if want := fmt.Sprintf("%d %[1]d ", runtime.NumCPU()); !strings.HasPrefix(out, want) {
+		return fmt.Errorf("positive control: without a lower limit a command sees %q processors, of %d", out, runtime.NumCPU())
 	}
 	return nil
 }

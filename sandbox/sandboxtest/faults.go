@@ -640,7 +640,7 @@ func limitFaults() []fault {
 			end:    func(_ *faultyProcess, x *sandbox.Exit, _ *error) { x.Full = nil },
 		},
 		answersOf("open files are not limited", "open-files", replaceWith("1048576\n"), "open files"),
-		answersOf("programs see the machine's processors", "processors", replaceWith("64\n"), "processors are those of the limit"),
+		answersOf("programs see the machine's processors", "processors", replaceWith("64 64 0-63\n"), "processors are those of the limit"),
 		answersOf("tmpfs holds more than the memory limit", "hold", replaceWith("none\n"), "memory that no process holds"),
 		answersOf("descriptors are not given back", "hold-files", replaceWith("ENFILE\n"), "out of files, then well again"),
 		answersOf("processes are not given back", "fork-count", func(right string) string {

@@ -150,7 +150,9 @@ func runBeside(ctx context.Context, neighbour *env, l load, base string) error {
 		cmd.Timeout = loadTime
 	}
 	r, err := hostile.run(ctx, cmd)
-	err = l.reported(ctx, hostile, r, err)
+	soon, cancel := context.WithTimeout(ctx, stuckTime)
+	err = l.reported(soon, hostile, r, err)
+	cancel()
 	stop()
 	did := <-done
 	err = errors.Join(err, did.err)

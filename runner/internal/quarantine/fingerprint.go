@@ -226,7 +226,7 @@ func (s *scanner) describeTarget(ctx context.Context, f *fingerprint, p string) 
 	case info.Type != workspace.TypeDir:
 		return fmt.Sprintf("%s %d %d", info.Type, info.Size, info.ModTime.UnixNano())
 	}
-	list, err := s.reader.List(ctx, p, workspace.DefaultMaxDepth)
+	list, err := s.reader.List(ctx, p, workspace.DefaultMaxDepth+1) // more, so that deeper directories are incomplete
 	f.whole = f.whole && err == nil && !list.Truncated && len(list.Incomplete) == 0 && len(list.Entries) <= linkedEntries
 	var text strings.Builder
 	for _, e := range list.Entries[:min(len(list.Entries), linkedEntries)] {

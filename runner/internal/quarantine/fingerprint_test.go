@@ -231,6 +231,21 @@ func TestFingerprintsOfWhatIsTooLarge(t *testing.T) {
 			t.Errorf("%s: %q, %v", repo, f.hashLines(), err)
 		}
 	}
+	if err := links("r/.git/info", "../../deep")(dir); err != nil {
+		t.Fatal(err)
+	}
+	for depth, whole := range map[int]bool{workspace.DefaultMaxDepth - 1: true, workspace.DefaultMaxDepth + 1: false} {
+		if err := os.RemoveAll(filepath.Join(dir, "deep")); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.MkdirAll(filepath.Join(dir, "deep"+strings.Repeat("/d", depth)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		f, err := l.computeFingerprint(t.Context(), "r/.git")
+		if err != nil || (f.hashLines() != "") != whole {
+			t.Errorf("with %d directories below each other: %q, %v", depth, f.hashLines(), err)
+		}
+	}
 	if err := links("r/.git/info", "../../many")(dir); err != nil {
 		t.Fatal(err)
 	}

@@ -157,7 +157,9 @@ func (f *flight) sendBody(w http.ResponseWriter, r *http.Request) (Result, error
 		if done {
 			return res, failed
 		}
-		_ = flusher.Flush() // a program waits for it
+		if res.Status == http.StatusOK { // others are only sent if the download is right
+			_ = flusher.Flush() // a program waits for it
+		}
 		select {
 		case <-changed:
 		case <-r.Context().Done():
