@@ -105,7 +105,8 @@ type Response struct {
 	// reports, or nil; the loop prefers [Profile].Price.
 	Usage limits.Usage
 	// Finish is the provider's finish reason, for records.
-	Finish    string
+	Finish string
+	// ID and Model are as the provider reported them.
 	ID, Model string
 	// Truncated reports whether the provider cut the answer at its output limit. A call
 	// at the end of such an answer is never run.

@@ -420,7 +420,7 @@ const headerBytes = 512
 // copyVisible copies the entries of an archive of changes, except those that hidden
 // accepts. If only some hard links of a file are hidden, such as those in a package
 // manager's cache, the file keeps the others. most bounds the memory, in bytes, for
-// remembering hidden files. Beyond it, the other links of a hidden file fail.
+// remembering hidden files. Beyond it, the other links of a hidden file lead to no file.
 func copyVisible(out *archive.Writer, f *os.File, hidden func(h *tar.Header) bool, most int) error {
 	type content struct {
 		h      tar.Header

@@ -207,6 +207,7 @@ func (x *commands) listRunning() []string {
 	return ids
 }
 
+// removeOutput removes all kept output. Call it once no command is running.
 func (x *commands) removeOutput() error {
 	x.mu.Lock()
 	defer x.mu.Unlock()

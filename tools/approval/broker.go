@@ -142,7 +142,8 @@ type Binding struct {
 	// Warn tells users of a fact.
 	Warn func(message string)
 	// Go starts a goroutine that the dispatcher's Close waits for.
-	Go     func(func())
+	Go func(func())
+	// Logger is never nil.
 	Logger *zap.Logger
 }
 

@@ -28,8 +28,8 @@ const ChangeLogFile = "changes.jsonl"
 type Change struct {
 	// Time is UTC, in microseconds.
 	Time time.Time `json:"ts"`
-	// UID is the user ID of the process that made the change, and User its name or
-	// "".
+	// UID is the user ID of the process that made the change, -1 on systems without
+	// one, and User its name or "".
 	UID  int    `json:"uid"`
 	User string `json:"user"`
 	// By names the origin: a command, or a session and the client that answered.

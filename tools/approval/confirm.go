@@ -65,7 +65,7 @@ type Question struct {
 	Notices []string `json:"notices,omitempty"`
 	// Covers are the workspace files, safe for display, whose content the answer
 	// also covers: if one changes before the call runs, the call is asked about
-	// again.
+	// again. Other files that a command reads are not covered.
 	Covers []string `json:"covers,omitempty"`
 	// Changed reports that the call was asked about before, and that what Diff was
 	// made from has changed since.

@@ -62,8 +62,7 @@ type Options struct {
 	// left to the tool.
 	Scope func(path string) error
 	// Allow reports whether this session may use a tool. Nil allows tools that are
-	// EnabledByDefault and don't RequireAdmin. Other tools are neither offered nor
-	// run.
+	// EnabledByDefault and not RequiresAdmin. Other tools are neither offered nor run.
 	Allow func(tools.Definition) bool
 	// Refusal returns why Allow refuses a tool. Nil or an empty reason means that
 	// the session does not permit it.

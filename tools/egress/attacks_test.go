@@ -21,8 +21,7 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
-// startHTTP starts a server of HTTP/1 that answers each request by answer. It counts
-// connections and keeps the heads and bodies that it got.
+// httpServer is an HTTP/1 server. got has a line for each request, with its body.
 type httpServer struct {
 	addr string
 	got  chan string

@@ -44,7 +44,8 @@ func (f *fixture) listenProxy(b *testing.B, local string) string {
 	})
 }
 
-// way connects to the host in one way, and returns a reader of what it sends.
+// benchWay is a way to connect to the host. dial also returns a reader of what the host
+// sends.
 type benchWay struct {
 	name string
 	dial func() (net.Conn, io.Reader, error)

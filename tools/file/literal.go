@@ -58,8 +58,8 @@ func literalsOf(re *syntax.Regexp) []literal {
 }
 
 // literalOf returns a literal's text. If case is ignored, it returns the longest
-// part without letters that fold to non-ASCII ones (k and the Kelvin sign, s and
-// the long s).
+// ASCII part without letters that fold to non-ASCII ones (k and the Kelvin sign, s
+// and the long s).
 func literalOf(re *syntax.Regexp) []literal {
 	text := string(re.Rune)
 	if strings.ContainsRune(text, utf8.RuneError) {

@@ -186,6 +186,8 @@ func (f *framer) checkMessage(msg jsonrpc.Message) error {
 	return nil
 }
 
+// noteSent notes a message. Call it before writing the message, because the response
+// can arrive before the write returns.
 func (f *framer) noteSent(msg jsonrpc.Message) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

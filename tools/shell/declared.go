@@ -23,8 +23,10 @@ type Declared struct {
 	// arguments are strings, numbers, booleans, or lists of these.
 	InputSchema json.RawMessage
 	Template    Template
-	Class       tools.Class
-	Dir         string
+	// Class is execute or write; "" means execute.
+	Class tools.Class
+	// Dir is the working directory, relative to the workspace.
+	Dir string
 	// Timeout limits one run. The session's timeout applies if it is shorter, or if
 	// Timeout is zero.
 	Timeout time.Duration

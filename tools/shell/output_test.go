@@ -75,7 +75,7 @@ func TestPagesHoldEverythingOnce(t *testing.T) {
 					}
 					head, text, out := pageOf(t, o, 2100, fmt.Sprintf(`{"handle":"h","unit":%q,"offset":%d}`, unit, offset))
 					shown := out.Metadata["bytes_shown"].(int)
-					all.WriteString(text[:shown]) // what endLine adds is not the output's
+					all.WriteString(text[:shown]) // what writeLine adds is not the output's
 					next := goOn.FindStringSubmatch(head)
 					if (next != nil) != out.Truncated {
 						t.Fatalf("truncated %t: %s", out.Truncated, head)

@@ -70,6 +70,7 @@ func addIncomplete(list []string, directory string) []string {
 // direntBytes is the buffer size of one getdents64(2), as in the C library.
 const direntBytes = 32 << 10
 
+// direntBuffers reuses these buffers, because a search would need thousands.
 var direntBuffers = sync.Pool{New: func() any { return new([direntBytes]byte) }}
 
 // readDir returns the first entries of the directory rel by name, as many as

@@ -18,7 +18,8 @@ type guard struct {
 	local    bool
 	deadline time.Duration
 	slots    chan struct{}
-	stuck    atomic.Int32
+	// stuck counts the calls that were given up and have not returned.
+	stuck atomic.Int32
 }
 
 func newGuard(deadline time.Duration, most int) *guard {

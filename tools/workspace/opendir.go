@@ -41,6 +41,7 @@ func OpenDir(path string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), abs), nil
 }
 
+// openNoLinks opens an absolute path. It follows only symlinks of the system.
 func openNoLinks(abs string) (int, error) {
 	for range maxLinks {
 		fd, instead, err := openByName(abs)

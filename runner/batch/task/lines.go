@@ -37,7 +37,8 @@ type Line struct {
 	Image string `json:"image,omitempty"`
 	// Verify is a shell command that passes with exit status 0, or {"tests": DIR} for a
 	// directory with test.sh.
-	Verify   json.RawMessage `json:"verify,omitempty"`
+	Verify json.RawMessage `json:"verify,omitempty"`
+	// Network is no-network (the default), public, or a list of hosts.
 	Network  json.RawMessage `json:"network,omitempty"`
 	Limits   LineLimits      `json:"limits,omitzero"`
 	Metadata map[string]any  `json:"metadata,omitempty"`

@@ -93,6 +93,7 @@ func isLoopback(u *url.URL) bool {
 	return u.Hostname() == "localhost" || err == nil && ip.IsLoopback()
 }
 
+// boundedBody fails when the body is too large. [io.LimitReader] would end it silently.
 type boundedBody struct {
 	io.ReadCloser
 	left int

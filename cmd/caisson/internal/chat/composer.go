@@ -17,9 +17,10 @@ import (
 // neither draws nor sends.
 type composer struct {
 	text string
-	// cursor is the byte of text in front of which the cursor stands.
-	cursor int
 	// cursor is the byte offset in text.
+	cursor int
+	// history has the messages so far, the newest last. at is the index of the shown
+	// one, or len(history) for the draft, which aside keeps meanwhile.
 	history []string
 	at      int
 	aside   string

@@ -57,8 +57,8 @@ func (c *Config) UserMounts() ([]runner.UserMount, error) {
 	return out, nil
 }
 
-// WritableMounts returns the directories besides workspaces that commands of sessions
-// and of [AskedSandbox] may write to.
+// WritableMounts returns the directories besides workspaces that commands may write to,
+// in sessions and in sandboxes that clients ask for.
 func (c *Config) WritableMounts() []string {
 	var out []string
 	for _, m := range slices.Concat(c.Mounts, slices.Collect(maps.Values(c.Serve.Sandboxes.Mounts))) {

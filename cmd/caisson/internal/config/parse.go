@@ -18,9 +18,9 @@ type Error struct {
 	// Where is a file, CAISSON_…, --flag, or a setting's key. File is the file with the
 	// key, or "".
 	Where, File string
-	// Item is the item of a list that can't be used, "" for all of it.
-	Item string
 	// Item is the item of a list that can't be used, or "" for all.
+	Item string
+	// Line and Column count from 1. They are 0 if unknown.
 	Line, Column int
 	Message      string
 	// Hint may be "".

@@ -16,9 +16,10 @@ import (
 // value has no size: nothing wraps or scrolls.
 type screen struct {
 	t *testing.T
-	// onWrite, where it is set, is told what was written.
-	onWrite func(string)
 	// onWrite is called with the written text. It may be nil.
+	onWrite func(string)
+	// columns and rows are the size; 0 means unlimited. reflow means that lines are
+	// wrapped anew when columns changes.
 	columns, rows int
 	reflow        bool
 	// keeps means that it keeps empty rows at its end when a smaller width wraps lines,
