@@ -257,7 +257,7 @@ func TestBadOptions(t *testing.T) {
 		"mount of another type": {caisson.Options{SandboxOptions: caisson.SandboxOptions{
 			HostOptions: host, Workspace: t.TempDir(), Mounts: []sandbox.Mount{{Type: sandbox.MountTmpfs, Target: "/data", Bytes: 1 << 20}},
 		}, Profiles: []loop.Profile{{Model: model}}}, "more than Path, Target and ReadOnly"},
-		"cache":     {caisson.Options{SandboxOptions: caisson.SandboxOptions{HostOptions: host, Workspace: t.TempDir(), Caches: []string{"bazel"}}, Profiles: []loop.Profile{{Model: model}}}, "no cache has the name"},
+		"cache":     {caisson.Options{SandboxOptions: caisson.SandboxOptions{HostOptions: host, Workspace: t.TempDir(), Caches: []string{"bazel"}}, Profiles: []loop.Profile{{Model: model}}}, "unknown cache \"bazel\""},
 		"cache use": {caisson.Options{SandboxOptions: caisson.SandboxOptions{HostOptions: host, Workspace: t.TempDir(), CacheUse: "forzen"}, Profiles: []loop.Profile{{Model: model}}}, "forzen"},
 		"no state":  {caisson.Options{SandboxOptions: caisson.SandboxOptions{HostOptions: caisson.HostOptions{Environ: []string{"HOME=here"}}, Workspace: t.TempDir()}, Profiles: []loop.Profile{{Model: model}}}, "no state directory"},
 	} {
