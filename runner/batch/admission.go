@@ -63,6 +63,9 @@ func (a *Admission) Acquire(ctx context.Context, e task.Environment) (release fu
 		need.MilliCPUs = min(need.MilliCPUs, a.capacity.MilliCPUs)
 	}
 	for {
+		if err := context.Cause(ctx); err != nil { // also if something has just become free
+			return nil, err
+		}
 		a.mu.Lock()
 		wait := a.freed
 		fits := a.isFree(need)

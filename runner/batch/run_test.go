@@ -327,6 +327,16 @@ func TestEndingFaults(t *testing.T) {
 	}
 }
 
+// TestNothingStartsAfterTheEnd: a trial that frees its place when the batch has ended makes
+// no room for another.
+func TestNothingStartsAfterTheEnd(t *testing.T) {
+	ctx, end := context.WithCancelCause(t.Context())
+	end(errors.New("ended"))
+	if _, err := NewAdmission(Capacity{Trials: 1}).Acquire(ctx, task.Environment{}); err == nil || err.Error() != "ended" {
+		t.Errorf("error %v, want the end's", err)
+	}
+}
+
 // TestResultCannotBeKept: once a result can't be written, no trial starts.
 func TestResultCannotBeKept(t *testing.T) {
 	list := tasks(50)
