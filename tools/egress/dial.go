@@ -43,7 +43,7 @@ type hostConn struct {
 	onClose func()
 	sni     string
 	ending  string
-	over    *limits.ExceededError // the budget that ended it, if any
+	over    *limits.ExceededError // the budget that it exceeded, if any
 }
 
 // connectHost makes the connection that a flow allows for a request, after taking
@@ -251,7 +251,7 @@ func (h *hostConn) checkBudget(err error) {
 	h.endConn(string(over.Kind))
 }
 
-// budgetError returns the error of the budget if that ended the connection, or nil.
+// budgetError returns the error of the budget that the connection exceeded, or nil.
 func (h *hostConn) budgetError() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -269,7 +269,8 @@ func (h *hostConn) Close() error {
 }
 
 // endConn ends the connection and waits until that is reported. The first ending
-// counts. Unless it is EndingDone, the host sees a reset.
+// counts. Unless it is EndingDone, a plain TCP connection is
+// reset.
 func (h *hostConn) endConn(ending string) {
 	h.mu.Lock()
 	if h.ending != "" {

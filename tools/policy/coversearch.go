@@ -40,7 +40,7 @@ func (s *scriptSearch) searchScript(text string, depth int) {
 		s.computed = true
 		s.addGap("the scripts that it runs: it can't be parsed whole")
 	}
-	syntax.Walk(file, func(n syntax.Node) bool { // the part before an error
+	syntax.Walk(file, func(n syntax.Node) bool { // after an error, the part before it
 		if s.hidden {
 			for _, script := range hiddenScripts(n) {
 				s.searchScript(script, depth+1)
@@ -184,7 +184,7 @@ func (s *scriptSearch) searchRunner(args []*syntax.Word, words []string) {
 }
 
 // searchExpansion reports whether a word stands for something other than its text,
-// and adds it then.
+// and adds a gap if it does.
 func (s *scriptSearch) searchExpansion(w *syntax.Word) bool {
 	if wordText(w) == "[" {
 		return false
@@ -214,7 +214,8 @@ func computesProgram(name string) bool {
 	return isShell(name) || slices.Contains([]string{".", "source", "parallel"}, name)
 }
 
-// isDevice reports whether another command may write to the file.
+// isDevice reports whether a file is in /dev or /proc, so that it may be a pipe that
+// another command writes to.
 func isDevice(name string) bool {
 	return strings.HasPrefix(name, "/dev/") || strings.HasPrefix(name, "/proc/")
 }

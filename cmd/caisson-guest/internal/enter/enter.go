@@ -27,9 +27,9 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/overlayfs"
 )
 
-// Word selects this package. It is followed by the mount point, the directory,
-// the directory of the layers and the frozen layers of each overlay, top one
-// first and each after [Frozen], then [End] and the program with its arguments.
+// Word selects this package. After it come, for each overlay, its mount point,
+// its directory, its directory of layers and its frozen layers, the top one first
+// and each prefixed with [Frozen]; then [End], and the program with its arguments.
 const (
 	Word   = "overlay"
 	Frozen = "+"

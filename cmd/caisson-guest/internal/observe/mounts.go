@@ -150,7 +150,7 @@ func withFileSystem(m wire.Mount) wire.Mount {
 }
 
 // Volumes are the container's writable file systems in memory. They are found
-// once, without the workspace, whose file system may hang when asked.
+// once. Only a tmpfs counts: others, such as the workspace's, may hang when asked.
 type Volumes []string
 
 // OpenVolumes finds the volumes, except in homes, the directory of the

@@ -53,8 +53,8 @@ func errnoName(errno unix.Errno) string {
 	return strconv.Itoa(int(errno))
 }
 
-// openDescriptors returns the open descriptors below 64. It tests each, because
-// listing them would open another.
+// openDescriptors returns the open descriptors below 64 without close-on-exec, which
+// are the inherited ones. It tests each, because listing them would open another.
 func openDescriptors() []int {
 	var out []int
 	for fd := range 64 {
@@ -66,7 +66,8 @@ func openDescriptors() []int {
 	return out
 }
 
-// attempt must fail. Success does no harm in a process that ends right after.
+// attempt is something that must fail. If it succeeds, it does no harm, because the
+// process ends right after.
 type attempt struct {
 	name string
 	try  func() unix.Errno

@@ -18,7 +18,7 @@ const (
 	// pipeWait is how long a pipe may stay open once no process of the command
 	// is left: something else holds it then.
 	pipeWait = 200 * time.Millisecond
-	// liveWait is how long the consumer of a cancelled or timed out command has
+	// liveWait is how long the consumer of a cancelled or timed-out command has
 	// for the rest of the pipe.
 	liveWait = 2 * time.Second
 )
@@ -201,7 +201,7 @@ func toStrings(bytes [][]byte) []string {
 }
 
 // notStarted returns the answer for a failed start. A program that can't be run
-// has an exit status and a line on stderr, as in a shell.
+// yields an exit status and a line on stderr, as in a shell.
 func (c *command) notStarted(err error) (*wire.Exit, *wire.Refused) {
 	if failure, ok := errors.AsType[*spawn.Failure](err); ok {
 		_ = c.s.o.Writer.SendJSON(c.id, wire.TypeStarted, wire.Started{})
@@ -314,8 +314,8 @@ func (c *clock) fireAfter(wake func()) {
 	}
 }
 
-// startTimeout records that the start is over, and starts the command's
-// timeout.
+// startTimeout records that the start is over: from now on, the timer bounds the
+// command's time, of which the start has used some.
 func (c *clock) startTimeout() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -64,7 +64,7 @@ func (s *Spawner) enterDirectory(dir string, noLinks bool) error {
 	return nil
 }
 
-// enterByRoot is enterDirectory without openat2.
+// enterByRoot is enterDirectory without noLinks and without openat2.
 func (s *Spawner) enterByRoot(dir string) error {
 	f, err := s.root.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -78,8 +78,8 @@ func (s *Spawner) enterByRoot(dir string) error {
 	return nil
 }
 
-// enterByName is enterDirectory without openat2 and symlinks. It enters name by
-// name.
+// enterByName is enterDirectory with noLinks, without openat2: it opens one path
+// element at a time.
 func (s *Spawner) enterByName(dir string) error {
 	at := s.dir
 	for name := range strings.SplitSeq(path.Clean(dir), "/") {

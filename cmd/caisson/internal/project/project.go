@@ -16,7 +16,7 @@ import (
 // Tool is a build tool or package manager.
 type Tool struct {
 	Name string
-	// Programs are the tool's programs.
+	// Programs are those that the tool's commands need.
 	Programs []string
 	// Cache is the tool's cache, as in the setting caches, or "".
 	Cache string
@@ -39,7 +39,7 @@ var tools = []Tool{
 	{Name: "Gradle", files: []string{"build.gradle", "build.gradle.kts", "settings.gradle", "settings.gradle.kts"}, Programs: []string{"java", "gradle"}, Cache: "~/.gradle", Preset: "maven"},
 }
 
-// wrappers are scripts in the workspace that replace programs.
+// wrappers maps a program to the workspace's script that replaces it.
 var wrappers = map[string]string{"mvn": "mvnw", "gradle": "gradlew"}
 
 // Files returns the file names that identify tools.
@@ -62,7 +62,8 @@ type Found struct {
 
 const maxEntries = 20_000
 
-// skipped are directories with other people's projects.
+// skipped are directories whose projects are not the workspace's own: dependencies,
+// build output, test data.
 var skipped = []string{"node_modules", "vendor", "target", "testdata", "third_party"}
 
 // Find returns the tools of a workspace, at its top and one directory below, each once.
