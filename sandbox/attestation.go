@@ -30,7 +30,10 @@ type Attestation struct {
 	// Localhost are the addresses of localhost in the container's /etc/hosts.
 	Localhost    []string `json:"localhost,omitempty"`
 	RootReadOnly bool     `json:"root_read_only"`
-	Namespaces   []string `json:"namespaces"`
+	// Isolation is IsolationNamespaces or IsolationProcess. In the latter case
+	// Namespaces is empty.
+	Isolation  Isolation `json:"isolation"`
+	Namespaces []string  `json:"namespaces"`
 	// UIDMap and GIDMap are the guest's user namespace maps: for each range the
 	// first ID inside, the first ID outside, and the length.
 	UIDMap   string `json:"uid_map,omitempty"`

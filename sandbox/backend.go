@@ -97,12 +97,30 @@ type Info struct {
 	Local bool `json:"local"`
 	// Rootless reports whether the runtime runs without root on the host.
 	Rootless bool `json:"rootless"`
+	// Isolation is what the next sandbox would have, or "" if it is not known
+	// before a container runs.
+	Isolation Isolation `json:"isolation,omitempty"`
 	// Remapped reports whether the engine remaps its containers' IDs
 	// (userns-remap).
 	Remapped bool `json:"remapped,omitempty"`
 	// Lost names the protections and limits that this host lacks.
 	Lost []string `json:"lost,omitempty"`
 }
+
+// Isolation is what lies between a sandbox and the host, apart from the kernel
+// that commands see.
+type Isolation string
+
+const (
+	// IsolationNamespaces means Linux namespaces and a root directory of its
+	// own.
+	IsolationNamespaces Isolation = "namespaces"
+	// IsolationProcess means that gVisor's kernel and file server run as
+	// processes of Caisson's own user in Caisson's own namespaces, confined by
+	// seccomp and Landlock. It needs no privilege, so it works in any container
+	// job.
+	IsolationProcess Isolation = "process"
+)
 
 // Orphan is something that Sweep removed because its owner is dead.
 type Orphan struct {

@@ -33,6 +33,9 @@ type Options struct {
 	Protect []string
 	// StartTime bounds the start of one sandbox; zero means [DefaultStartTime].
 	StartTime time.Duration
+	// Isolation forces one; "" means the strongest that works here. Only the
+	// kind GVisor has sandbox.IsolationProcess.
+	Isolation sandbox.Isolation
 	// Probe makes every sandbox's guest try what a command must not be able to
 	// do. Create fails if any of it works. It costs the start of one process.
 	Probe bool
