@@ -24,9 +24,13 @@ func (c *container) Attest(ctx context.Context, conn *guest.Conn, a *sandbox.Att
 		return err
 	}
 	hello := conn.Hello()
-	private, err := privateNamespaces(c.process.pid)
-	if err != nil {
-		return fmt.Errorf("%w: %w", sandbox.ErrUnavailable, err)
+	var private []string // those of a hosted sandbox are ours, and hidden
+	a.Isolation = sandbox.IsolationProcess
+	if !c.hosted {
+		a.Isolation = sandbox.IsolationNamespaces
+		if private, err = privateNamespaces(c.process.pid); err != nil {
+			return fmt.Errorf("%w: %w", sandbox.ErrUnavailable, err)
+		}
 	}
 	a.Runtime, a.RuntimeVersion, a.Rootless, a.Namespaces = v.name, v.number, c.backend.rootless, private
 	if !c.plan.traits.ownKernel {
@@ -42,10 +46,10 @@ func (c *container) Attest(ctx context.Context, conn *guest.Conn, a *sandbox.Att
 	if c.hasMountFlags(hello) {
 		a.Lost = slices.DeleteFunc(a.Lost, func(text string) bool { return text == workmount.LostFlags })
 	}
-	if c.root != nil {
+	if c.prep.Spec.Root == sandbox.RootEphemeral {
 		a.Mounts = append(a.Mounts, c.attestedRoot())
 	}
-	a.Lost = slices.Concat(a.Lost, c.lost, c.backend.listLost())
+	a.Lost = slices.Concat(a.Lost, c.lost, c.backend.listLost(a.Isolation))
 	return c.verifyContainer(hello, private)
 }
 
@@ -69,6 +73,9 @@ func (c *container) verifyContainer(hello wire.Hello, private []string) error {
 }
 
 func (c *container) verifyNamespaces(private []string) error {
+	if c.hosted {
+		return nil
+	}
 	want := c.plan.traits.namespaces
 	if c.plan.identity.user != nil {
 		want = append([]string{"user"}, want...)

@@ -93,7 +93,8 @@ func Pending(stateDir string, k Kind) bool { return ownership.Pending(stateDir, 
 // the system.
 func (b *Backend) Check(ctx context.Context) (sandbox.Info, error) {
 	info := sandbox.Info{Backend: b.Name(), RuntimePath: b.options.RuntimePath, Local: true, Rootless: b.rootless}
-	if err := b.checkSystem(); err != nil {
+	var err error
+	if info.Isolation, err = b.chooseIsolation(); err != nil {
 		return info, fmt.Errorf("check %s: %w", b.Name(), err)
 	}
 	if err := b.lifecycle.CheckGuest(); err != nil {
@@ -105,12 +106,14 @@ func (b *Backend) Check(ctx context.Context) (sandbox.Info, error) {
 	}
 	info.Runtime, info.RuntimeVersion = v.name, v.number
 	_, lost := planCgroup("", b.rootless, b.traits)
-	info.Lost = append(lost, b.listLost()...)
+	info.Lost = append(lost, b.listLost(info.Isolation)...)
 	return info, nil
 }
 
-func (b *Backend) listLost() []string {
+func (b *Backend) listLost(isolation sandbox.Isolation) []string {
 	switch {
+	case isolation == sandbox.IsolationProcess:
+		return lostNamespaces()
 	case b.rootless && b.options.Kind == Runc:
 		return []string{"Separate uids: without subordinate ids an ordinary user has one in the container, so guest and commands share it."}
 	case b.rootless:

@@ -17,6 +17,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"go.uber.org/zap"
 
+	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/harden"
 	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
@@ -33,6 +34,7 @@ type container struct {
 	backend *Backend
 	prep    *lifecycle.Preparation
 	id      string
+	hosted  bool // its isolation is sandbox.IsolationProcess
 
 	plan         plan
 	lost         []string // limits that can't be set
@@ -53,7 +55,8 @@ var _ lifecycle.Container = (*container)(nil)
 
 func (d driver) NewContainer(_ context.Context, p *lifecycle.Preparation) (lifecycle.Container, error) {
 	b := d.backend
-	if err := b.checkSystem(); err != nil {
+	isolation, err := b.chooseIsolation()
+	if err != nil {
 		return nil, err
 	}
 	if _, err := os.Stat(b.options.RuntimePath); err != nil {
@@ -68,7 +71,14 @@ func (d driver) NewContainer(_ context.Context, p *lifecycle.Preparation) (lifec
 			Hint: "use the gvisor backend, or run as root",
 		}
 	}
-	return &container{backend: b, prep: p, id: p.Name}, nil
+	c := &container{backend: b, prep: p, id: p.Name, hosted: isolation == sandbox.IsolationProcess}
+	if c.hosted && os.Geteuid() == 0 && c.isRoot() && p.Spec.Image.Scheme == images.SchemeHost {
+		return nil, &sandbox.IncapableError{
+			Request: "user root with image host", Reason: "without namespaces, root in the sandbox could read what only root may read here",
+			Hint: "use another image or user, or run Caisson as an ordinary user",
+		}
+	}
+	return c, nil
 }
 
 // checkRoot refuses an ephemeral root that this backend can't provide.
@@ -114,7 +124,7 @@ func (c *container) Begin(ctx context.Context) (err error) {
 	// An ordinary user's overlay, and the image of root commands, decide how
 	// the runtime must be started, so those wait for Create.
 	layered := slices.ContainsFunc(c.prep.Spec.Mounts, func(m sandbox.Mount) bool { return m.Layers != "" })
-	entered := c.backend.rootless && (layered || c.prep.Spec.Root == sandbox.RootEphemeral || c.prep.Spec.Workspace.Mode == sandbox.ModeOverlay)
+	entered := c.backend.rootless && !c.hosted && (layered || c.prep.Spec.Root == sandbox.RootEphemeral || c.prep.Spec.Workspace.Mode == sandbox.ModeOverlay)
 	if entered || c.mapsImage() || !c.log.held || !c.backend.runtime.waitsForLog(c.backend.traits) {
 		return nil
 	}
@@ -128,7 +138,7 @@ func (c *container) startRuntime(ctx context.Context) (err error) {
 	if c.prep.Mounts != nil {
 		entrance = c.prep.Mounts.Namespace
 	}
-	f := runtimeFlags{cgroups: c.plan.cgroup.path != ""}
+	f := runtimeFlags{cgroups: c.plan.cgroup.path != "", hosted: c.hosted}
 	if c.prep.Spec.Root == sandbox.RootEphemeral {
 		f.layer = c.bundle.dir
 	}
@@ -143,18 +153,19 @@ func (c *container) startRuntime(ctx context.Context) (err error) {
 // Identity returns [Backend.identity] for the lifecycle, with what commands and
 // guest can do to each other if they share an ID.
 func (c *container) Identity(m *workmount.Mounts) lifecycle.Identity {
-	id := c.backend.identity(m, c.isRoot(), c.prep.ImageIdentity())
+	id := c.identity(m)
 	if id.root {
 		base := workmount.Base{}
 		if id.user != nil && !c.backend.rootless {
 			base = workmount.OwnBase
 		}
 		out := lifecycle.RootIdentity(c.prep.Spec, base)
-		out.SingleUID = id.single
+		out.SingleUID, out.Workspace.RuntimeMaps = id.single, c.hosted
 		return out
 	}
 	out := lifecycle.Identity{CommandUID: id.commandUID, CommandGID: id.commandGID, SingleUID: id.single, ForeignFiles: !c.backend.rootless && !m.IDMapped}
 	out.Workspace = c.prep.ImageIdentity()
+	out.Workspace.RuntimeMaps = c.hosted
 	switch {
 	case id.single: // attested as lost
 		out.Accepted = []string{"kill-guest", "list-guest-descriptors", "setuid-root"}
@@ -163,7 +174,7 @@ func (c *container) Identity(m *workmount.Mounts) lifecycle.Identity {
 		// uid, so it shows how many descriptors there are. Each one is refused.
 		out.Accepted = []string{"list-guest-descriptors"}
 	}
-	if c.backend.rootless && c.prep.Spec.Root == sandbox.RootEphemeral { // the image's files are the user's
+	if c.backend.rootless && !c.hosted && c.prep.Spec.Root == sandbox.RootEphemeral { // the image's files are the user's
 		out.Accepted = append(out.Accepted, "write-root")
 	}
 	return out
@@ -172,8 +183,13 @@ func (c *container) Identity(m *workmount.Mounts) lifecycle.Identity {
 // identity returns the users and groups in the container, from what the
 // workspace needs, the user of this process, and the image's user if commands
 // run as it.
-func (b *Backend) identity(w *workmount.Mounts, root bool, image workmount.Identity) identity {
+func (c *container) identity(w *workmount.Mounts) identity {
+	b, root, image := c.backend, c.isRoot(), c.prep.ImageIdentity()
 	switch {
+	case c.hosted && root:
+		return identity{root: true}
+	case c.hosted: // the sandbox's own kernel has all IDs, and its file server maps them
+		return identity{commandUID: cmp.Or(image.UID, sandbox.CommandUID), commandGID: cmp.Or(image.GID, sandbox.CommandGID)}
 	case root && b.rootless: // one ID outside, which is root inside
 		return identity{root: true, single: b.options.Kind == Runc, user: &idMapping{hostUID: os.Geteuid(), hostGID: os.Getegid(), size: 1}}
 	case root && b.options.Kind == GVisor: // root of the sandbox's own kernel
@@ -216,8 +232,12 @@ func (c *container) writeBundle() (err error) {
 		return fmt.Errorf("image %s: %w", p.Spec.Image, err)
 	}
 	c.plan.traits, c.plan.resources, c.plan.ceiling = b.traits, p.Spec.Resources, b.hardLimit
-	c.plan.identity, c.plan.image, c.plan.files, c.plan.workspace = b.identity(p.Mounts, c.isRoot(), p.ImageIdentity()), p.Image, p.FileBinds(), p.Mounts.Binds
+	c.plan.identity, c.plan.image, c.plan.files, c.plan.workspace = c.identity(p.Mounts), p.Image, p.FileBinds(), p.Mounts.Binds
 	c.plan.further, c.plan.lowPorts = p.Mounts.Further, p.BindsLowPorts()
+	c.plan.hosted = c.hosted
+	if c.hosted && b.rootless {
+		c.plan.mapOwner()
+	}
 	c.plan.tmpfs, c.plan.furtherTmpfs = p.Tmpfs()
 	if c.plan.volumes, err = p.VolumeMounts(p.Config.Volumes); err != nil {
 		return err
@@ -278,6 +298,9 @@ func (c *container) Start(ctx context.Context) error {
 func (c *container) ExplainFailure(_ context.Context, err error) error {
 	if c.launch != nil && c.launch.done {
 		c.keepLog(err)
+	}
+	if c.hosted {
+		return err
 	}
 	return explainFailure(err)
 }

@@ -40,6 +40,10 @@ type runtimeFlags struct {
 	root    string // --root
 	log     string // file for the runtime's own messages
 	cgroups bool
+	// hosted starts gVisor in our own namespaces. Its kernel then reports this
+	// much memory at most; 0 means the machine's.
+	hosted bool
+	memory int64
 	// layer is the directory for the file with what is written to the root; ""
 	// if the root is read-only.
 	layer string
@@ -82,7 +86,6 @@ func runscFlags(f runtimeFlags) []string {
 		"--file-access=exclusive",
 		"--file-access-mounts=shared", // a host's write is seen inside at once
 		"--overlay2=" + overlayFlag(f.layer),
-		"--gofer-network-namespace=new", // "null" leaves a mount behind in --root
 		"--host-settings=ignore",
 		"--watchdog-action=panic", // a stuck kernel is a lost sandbox, not a silent one
 		"--sidecar-usage-policy=LEGACY_DEPRECATED_SLOW_EMBEDDED_FALLBACK",
@@ -90,6 +93,10 @@ func runscFlags(f runtimeFlags) []string {
 	if !f.cgroups {
 		flags = append(flags, "--ignore-cgroups")
 	}
+	if f.hosted {
+		return append(flags, "--host-namespaces", "--directfs=false", fmt.Sprintf("--host-memory-limit=%d", f.memory))
+	}
+	flags = append(flags, "--gofer-network-namespace=new") // "null" leaves a mount behind in --root
 	return flags
 }
 

@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -36,7 +37,7 @@ func (p plan) listMounts() []specs.Mount {
 		list = append(list, specs.Mount{Destination: t.Path, Type: "tmpfs", Source: "tmpfs", Options: p.tmpfsOptions(t)})
 	}
 	for _, f := range p.files {
-		list = append(list, bind(f.Source, f.Path, "ro"))
+		list = append(list, mapped(bind(p.resolve(f.Source), f.Path, "ro"), p.owners))
 	}
 	further := p.furtherMounts()
 	i := slices.IndexFunc(further, func(m specs.Mount) bool { return m.Destination == sandbox.HomeDir })
@@ -45,7 +46,7 @@ func (p plan) listMounts() []specs.Mount {
 		further = slices.Delete(further, i, i+1)
 	}
 	for _, b := range p.workspace {
-		list = append(list, bindOf(b))
+		list = append(list, p.bindOf(b))
 	}
 	return append(list, further...)
 }
@@ -53,7 +54,7 @@ func (p plan) listMounts() []specs.Mount {
 func (p plan) furtherMounts() []specs.Mount {
 	var list []specs.Mount
 	for _, b := range p.further {
-		list = append(list, bindOf(b))
+		list = append(list, p.bindOf(b))
 	}
 	for _, t := range p.furtherTmpfs {
 		list = append(list, specs.Mount{Destination: t.Path, Type: "tmpfs", Source: "tmpfs", Options: p.tmpfsOptions(t)})
@@ -74,21 +75,47 @@ func (p plan) imageBinds() []images.Bind {
 // to bind a directory without the mounts below it, so they are bound too,
 // read-only. In gVisor's kernel they are part of one read-only mount.
 func (p plan) imageBind(b images.Bind) specs.Mount {
-	m := bind(b.Source, b.Path, "ro")
+	m := bind(p.resolve(b.Source), b.Path, "ro")
 	if p.traits.ownKernel || p.identity.user != nil {
 		m.Options[0] = "rbind"
 	}
 	if !p.traits.ownKernel && p.identity.user != nil {
 		m.Options = append(m.Options, "rro", "rnosuid", "rnodev")
 	}
+	if p.image.Reference.Scheme == images.SchemeHost {
+		return m
+	}
+	return mapped(m, p.owners)
+}
+
+// mapped adds maps of the owners of the mount's files, which only our runsc
+// knows without ID-mapped mounts.
+func mapped(m specs.Mount, owners workmount.IDMaps) specs.Mount {
+	m.UIDMappings, m.GIDMappings = mappings(owners.UIDs), mappings(owners.GIDs)
 	return m
 }
 
-func bindOf(b workmount.Bind) specs.Mount {
-	if b.ReadOnly {
-		return bind(b.Source, b.Target, "ro")
+// resolve returns a source without symlinks, if that matters. Nobody else can
+// change the path.
+func (p plan) resolve(source string) string {
+	if !p.hosted {
+		return source
 	}
-	return bind(b.Source, b.Target, "rw")
+	if real, err := filepath.EvalSymlinks(source); err == nil {
+		return real
+	}
+	return source // the start will report it
+}
+
+func (p plan) bindOf(b workmount.Bind) specs.Mount {
+	if b.Private {
+		b.Source = p.resolve(b.Source)
+	}
+	access := "rw"
+	if b.ReadOnly {
+		access = "ro"
+	}
+	return mapped(bind(b.Source, b.Target, access), b.Maps)
 }
 
 // bind mounts one directory or file, without the mounts inside it.

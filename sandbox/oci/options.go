@@ -51,6 +51,12 @@ func (o *Options) setDefaults() error {
 	if _, ok := traitsOf(o.Kind); !ok {
 		return fmt.Errorf("make oci backend: kind %q: %w", o.Kind, sandbox.ErrInvalid)
 	}
+	switch {
+	case o.Isolation == sandbox.IsolationProcess && o.Kind != GVisor:
+		return &sandbox.IncapableError{Request: "isolation process", Reason: string(o.Kind) + " has no kernel of its own", Hint: "use the gvisor backend"}
+	case o.Isolation != "" && o.Isolation != sandbox.IsolationProcess && o.Isolation != sandbox.IsolationNamespaces:
+		return fmt.Errorf("make oci backend: isolation %q: %w", o.Isolation, sandbox.ErrInvalid)
+	}
 	for _, p := range []struct{ name, path string }{
 		{"runtime", o.RuntimePath}, {"guest", o.GuestPath}, {"state directory", o.StateDir},
 	} {

@@ -20,7 +20,7 @@ import (
 
 // mapsImage reports whether the image's owners must be mapped to others in the
 // container: both Caisson and its commands are root.
-func (c *container) mapsImage() bool { return c.isRoot() && !c.backend.rootless }
+func (c *container) mapsImage() bool { return c.isRoot() && !c.backend.rootless && !c.hosted }
 
 func (c *container) isRoot() bool { return c.prep.Spec.User == sandbox.UserRoot }
 
@@ -29,6 +29,11 @@ func (c *container) isRoot() bool { return c.prep.Spec.User == sandbox.UserRoot 
 // the image belong to them.
 func (c *container) setRoot() (err error) {
 	p := c.prep
+	if c.hosted && p.Spec.Root == sandbox.RootEphemeral { // gVisor's kernel has the layer
+		c.plan.writable = true
+		c.plan.rootfs, err = filepath.EvalSymlinks(p.Image.Dir)
+		return err
+	}
 	shifted := c.mapsImage() && !c.plan.traits.ownKernel
 	var owners *os.File
 	if shifted {

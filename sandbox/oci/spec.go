@@ -1,6 +1,8 @@
 package oci
 
 import (
+	"math"
+	"os"
 	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -43,6 +45,12 @@ type plan struct {
 	// seccomp is empty for a runtime with its own kernel; see
 	// docs/design/guest.md#gvisor-loads-no-profile.
 	seccomp harden.Seccomp
+	// hosted reports that gVisor serves the mounts' sources in our own
+	// namespaces. Then it follows no symlink in their paths.
+	hosted bool
+	// owners maps the owners of the files that don't belong to the session: the
+	// root, the image and the files of every container.
+	owners workmount.IDMaps
 	// ceiling returns the host's hard limit of this name, which an ordinary
 	// user can't raise, or -1 for none.
 	ceiling func(name string) int64
@@ -86,8 +94,27 @@ func (p plan) spec() *specs.Spec {
 	if u := p.identity.user; u != nil {
 		s.Linux.UIDMappings = []specs.LinuxIDMapping{{ContainerID: uint32(u.uid), HostID: uint32(u.hostUID), Size: uint32(u.size)}}
 		s.Linux.GIDMappings = []specs.LinuxIDMapping{{ContainerID: uint32(u.gid), HostID: uint32(u.hostGID), Size: uint32(u.size)}}
+	} else { // for our runsc, which maps the root's owners by them
+		s.Linux.UIDMappings, s.Linux.GIDMappings = mappings(p.owners.UIDs), mappings(p.owners.GIDs)
 	}
 	return s
+}
+
+// mapOwner shows files of this process's user as files of root. The image host
+// has its own owners.
+func (p *plan) mapOwner() {
+	toRoot := func(id int) []workmount.IDRange {
+		owner := uint32(id)
+		return []workmount.IDRange{{Inside: 0, Host: owner, Size: 1}, {Inside: 0, Host: 0, Size: owner}, {Inside: owner + 1, Host: owner + 1, Size: math.MaxUint32 - owner - 1}}
+	}
+	p.owners = workmount.IDMaps{UIDs: toRoot(os.Geteuid()), GIDs: toRoot(os.Getegid())}
+}
+
+func mappings(ranges []workmount.IDRange) (list []specs.LinuxIDMapping) {
+	for _, r := range ranges {
+		list = append(list, specs.LinuxIDMapping{ContainerID: r.Inside, HostID: r.Host, Size: r.Size})
+	}
+	return list
 }
 
 func (p plan) process() *specs.Process {

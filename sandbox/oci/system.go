@@ -16,7 +16,41 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-func (b *Backend) checkSystem() error {
+// chooseIsolation returns what a sandbox that starts now has, or why it can't
+// have what the options force.
+func (b *Backend) chooseIsolation() (sandbox.Isolation, error) {
+	if b.options.Isolation == sandbox.IsolationProcess {
+		return sandbox.IsolationProcess, nil
+	}
+	err := b.checkNamespaces()
+	if err != nil && b.options.Kind == GVisor && b.options.Isolation == "" {
+		return sandbox.IsolationProcess, nil
+	}
+	return sandbox.IsolationNamespaces, err
+}
+
+// lostNamespaces describes what a sandbox of gVisor without namespaces lacks.
+func lostNamespaces() []string {
+	lost := []string{"Namespaces: gVisor's kernel and its file server are processes of this user in the namespaces of Caisson, with seccomp and Landlock around them."}
+	if landlockABI() < 2 {
+		lost[0] = "Namespaces and Landlock, which needs Linux 5.19: gVisor's kernel and its file server are processes of this user in the namespaces of Caisson, with only seccomp around them."
+	}
+	return lost
+}
+
+// landlockABI returns the version of the kernel's Landlock, or 0 if it has none
+// or a filter forbids it.
+func landlockABI() int {
+	n, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
+	if errno != 0 {
+		return 0
+	}
+	return int(n)
+}
+
+// checkNamespaces returns an error if this process may not make the namespaces
+// and mounts of a sandbox.
+func (b *Backend) checkNamespaces() error {
 	if !b.rootless {
 		return checkMounts()
 	}
@@ -30,7 +64,7 @@ func (b *Backend) checkSystem() error {
 			return fmt.Errorf("this system lets ordinary users make no user namespaces: %w: as root: %s", sandbox.ErrUnavailable, s.hint)
 		}
 	}
-	return checkNamespaces()
+	return checkUserNamespace()
 }
 
 // Variables for tests.
@@ -48,7 +82,7 @@ func checkMounts() error {
 	return nil
 }
 
-func checkNamespaces() error {
+func checkUserNamespace() error {
 	if err := tryUserNamespace(); err != nil {
 		return fmt.Errorf("%w: %w: %w", sandbox.ErrUnavailable, sandbox.ErrNoNamespaces, err)
 	}
@@ -61,7 +95,7 @@ func explainFailure(err error) error {
 	if !errors.Is(err, sandbox.ErrUnavailable) && !errors.Is(err, sandbox.ErrUnsupported) || errors.Is(err, sandbox.ErrNoNamespaces) {
 		return err
 	}
-	cause := checkNamespaces()
+	cause := checkUserNamespace()
 	if cause == nil && strings.Contains(err.Error(), `error mounting "proc"`) {
 		cause = sandbox.ErrNoNamespaces // runc: a container's masked /proc forbids mounting another
 	}

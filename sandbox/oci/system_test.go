@@ -30,7 +30,7 @@ func TestExplainFailure(t *testing.T) {
 		t.Error("a failure of another kind is explained by namespaces")
 	}
 	b := &Backend{rootless: true}
-	if err := b.checkSystem(); !errors.Is(err, sandbox.ErrNoNamespaces) || !errors.Is(err, sandbox.ErrUnavailable) {
+	if err := b.checkNamespaces(); !errors.Is(err, sandbox.ErrNoNamespaces) || !errors.Is(err, sandbox.ErrUnavailable) {
 		t.Errorf("an ordinary user's check: %v", err)
 	}
 }
@@ -41,15 +41,15 @@ func TestRootThatMayNotMount(t *testing.T) {
 	t.Cleanup(func() { tryMount, tryUserNamespace = TryMount, TryUserNamespace })
 	b := &Backend{}
 	tryMount = func() error { return nil }
-	if err := b.checkSystem(); err != nil {
+	if err := b.checkNamespaces(); err != nil {
 		t.Errorf("where root may mount: %v", err)
 	}
 	tryMount = func() error { return unix.ENOSYS } // before Linux 5.12
-	if err := b.checkSystem(); err != nil {
+	if err := b.checkNamespaces(); err != nil {
 		t.Errorf("on an old kernel: %v", err)
 	}
 	tryMount = func() error { return unix.EPERM }
-	if err := b.checkSystem(); !errors.Is(err, sandbox.ErrNoNamespaces) || !errors.Is(err, sandbox.ErrUnavailable) {
+	if err := b.checkNamespaces(); !errors.Is(err, sandbox.ErrNoNamespaces) || !errors.Is(err, sandbox.ErrUnavailable) {
 		t.Errorf("where root may not mount: %v", err)
 	}
 	tryUserNamespace = func() error { return nil }

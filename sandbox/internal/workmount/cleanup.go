@@ -41,6 +41,7 @@ type cleanup struct {
 	mountsDir    *listedDir
 	dirs         []listedDir // of files bound in place of others, scratch directories and layers
 	further      []furtherMount
+	maps         IDMaps   // of what is bound by path
 	scratch      []string // directories below base that belong to the commands
 	placeholders []placeholderOf
 }

@@ -307,6 +307,12 @@ func (p *Mounts) bindFurther(o Options, decided identityPlan) error {
 		return err
 	}
 	for i, m := range p.cleanup.further {
+		if m.layers != nil && decided.want.RuntimeMaps {
+			return &sandbox.IncapableError{
+				Request: "mount of " + m.source + " at " + m.Target, Reason: "gVisor without namespaces can't lay an overlay over it",
+				Hint: "mount it read-only, or run where namespaces can be made",
+			}
+		}
 		if m.layers != nil && o.RuntimeJoins {
 			if err := p.planLayered(o, m); err != nil {
 				return fmt.Errorf("mount of %s at %s: %w", m.source, m.Target, err)
@@ -325,6 +331,9 @@ func (p *Mounts) bindFurther(o Options, decided identityPlan) error {
 		done()
 		if err != nil {
 			return err
+		}
+		if m.Type == sandbox.MountScratch {
+			b.Maps = decided.scratch
 		}
 		p.Further = append(p.Further, b)
 		for _, g := range m.guards {

@@ -7,6 +7,8 @@ import (
 	"os"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -28,7 +30,18 @@ type Identity struct {
 	// Base is the base of the container's user namespace, if it has one. That
 	// needs id-mapped mounts.
 	Base Base
+	// RuntimeMaps reports that the runtime maps the owners of files itself, by
+	// Bind.Maps, so that nothing is mounted here.
+	RuntimeMaps bool
 }
+
+// IDRange maps Size ids in the container, from Inside on, to those on the disk,
+// from Host on.
+type IDRange struct{ Inside, Host, Size uint32 }
+
+// IDMaps are maps of the owners of a mount's files, for a runtime. The first
+// range that has an id counts. No ranges map every id to itself.
+type IDMaps struct{ UIDs, GIDs []IDRange }
 
 // Base is the host's user and group that are 0 in a container's user namespace.
 // The namespace has the IDCount ids from there on. The zero value means that
@@ -101,18 +114,44 @@ type identityPlan struct {
 	stage   bool // make our own mounts
 	idmap   bool
 	lost    []string
+	// maps and scratch are those of the workspace and of scratch directories, if
+	// want.RuntimeMaps is set.
+	maps, scratch IDMaps
 }
 
 // decideIdentity implements the table of the package comment. It calls writable
 // only if the answer matters.
 func decideIdentity(want Identity, runner, owner ids, path string, callerOwns bool, writable func() bool) (identityPlan, error) {
+	root := runner.uid == 0 && (!want.RuntimeMaps || mayChown())
+	p, err := decideOwner(want, runner, owner, root, path, callerOwns, writable)
+	if err != nil || !want.RuntimeMaps {
+		return p, err
+	}
+	p.want, p.command, p.stage, p.idmap = want, want.command(), false, true
+	p.maps = idMaps{p.files, want}.forRuntime(root)
+	p.scratch = idMaps{runner, want}.forRuntime(root)
+	if root {
+		p.lost = append(p.lost, LostFlags)
+	}
+	return p, nil
+}
+
+// mayChown reports whether this process may give files to other users, as root
+// may unless its capabilities were dropped.
+func mayChown() bool {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	return unix.Capget(&header, &data[0]) == nil && data[0].Effective&(1<<unix.CAP_CHOWN) != 0
+}
+
+func decideOwner(want Identity, runner, owner ids, root bool, path string, callerOwns bool, writable func() bool) (identityPlan, error) {
 	switch {
-	case runner.uid == 0 && want.Base.isForeign() && want.Base.contains(owner):
+	case root && want.Base.isForeign() && want.Base.contains(owner):
 		return identityPlan{}, &sandbox.IncapableError{
 			Request: "workspace " + path, Reason: fmt.Sprintf("it belongs to %s, and the engine's containers have the ids from %d on (userns-remap)", owner, want.Base.UID),
 			Hint: "use the gvisor or the runc backend, or give the directory to another user",
 		}
-	case runner.uid == 0:
+	case root:
 		command := want.command()
 		return identityPlan{want: want, command: command, files: owner, stage: true, idmap: true}, nil
 	case owner.uid == runner.uid:
@@ -291,6 +330,30 @@ func (m idMaps) ranges() (uids, gids []idRange) {
 	uid, gid := int64(m.want.Base.UID), int64(m.want.Base.GID)
 	return idMap{owner: int64(m.owner.uid), command: uid + int64(command.uid), identities: uid + identities, first: uid}.ranges(),
 		idMap{owner: int64(m.owner.gid), command: gid + int64(command.gid), identities: gid + identities, first: gid, groups: m.want.Groups}.ranges()
+}
+
+// forRuntime returns the maps for a runtime. Unless it acts as root, every file
+// belongs to the owner: those that the guest makes as the container's root, too.
+func (m idMaps) forRuntime(root bool) IDMaps {
+	if !root {
+		one := func(command, owner int) []IDRange {
+			list := []IDRange{{Inside: uint32(command), Host: uint32(owner), Size: 1}}
+			if command != 0 {
+				list = append(list, IDRange{Inside: 0, Host: uint32(owner), Size: 1})
+			}
+			return list
+		}
+		command := m.want.command()
+		return IDMaps{one(command.uid, m.owner.uid), one(command.gid, m.owner.gid)}
+	}
+	convert := func(ranges []idRange) (list []IDRange) {
+		for _, r := range ranges {
+			list = append(list, IDRange{Inside: uint32(r.outside), Host: uint32(r.inside), Size: uint32(r.size)})
+		}
+		return list
+	}
+	uids, gids := m.ranges()
+	return IDMaps{convert(uids), convert(gids)}
 }
 
 // rootIDs is the map for a sandbox with its own kernel, whose gofer is root on

@@ -213,6 +213,12 @@ func (p *Mounts) prepareOverlay(ctx context.Context, o Options, decided identity
 	if err := context.Cause(ctx); err != nil {
 		return fmt.Errorf("prepare workspace: %w", err)
 	}
+	if decided.want.RuntimeMaps {
+		return &sandbox.IncapableError{
+			Request: "workspace " + p.Path + " in mode overlay", Reason: "gVisor without namespaces mounts none",
+			Hint: "use mode copy or bind, or run where namespaces can be made",
+		}
+	}
 	if !decided.stage && o.EngineMounts {
 		return p.planVolume(o, decided, list)
 	}

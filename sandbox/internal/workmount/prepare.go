@@ -83,6 +83,8 @@ type Bind struct {
 	// Device and Inode are the source's, as stat(2) returns them on the host. An
 	// engine's [Volume] has no source, and its device is not known.
 	Device, Inode uint64
+	// Maps are the owners' maps, if Identity.RuntimeMaps was set.
+	Maps IDMaps
 	// Private reports whether the source lies below Options.Dir, where no other
 	// process can replace it.
 	Private bool
@@ -249,7 +251,7 @@ func prepareMounts(ctx context.Context, o Options) (_ *Mounts, err error) {
 // names are reserved meanwhile. It ignores errors: stageAll will meet them
 // again. The caller must call wait.
 func (o Options) openNamespaceAhead(decided identityPlan) (wait func()) {
-	if !decided.idmap {
+	if !decided.idmap || !decided.stage {
 		return func() {}
 	}
 	var made sync.WaitGroup
@@ -281,7 +283,7 @@ func newMounts(o Options, path string) (*Mounts, identityPlan, error) {
 	return &Mounts{
 		Path: path, Target: o.Workspace.MountPoint(),
 		scratch: map[string]string{},
-		cleanup: &cleanup{list: o.Cleanup, base: o.Dir, dir: dir, workspace: o.Workspace.Dir},
+		cleanup: &cleanup{list: o.Cleanup, base: o.Dir, dir: dir, workspace: o.Workspace.Dir, maps: decided.maps},
 	}, decided, nil
 }
 
@@ -511,7 +513,7 @@ func (u *cleanup) newBind(f *os.File, source, target string, readOnly bool) (Bin
 		return Bind{}, fmt.Errorf("examine what is mounted at %s: %w", target, err)
 	}
 	return Bind{
-		Source: source, Target: target, ReadOnly: readOnly, Private: strings.HasPrefix(source, u.base+"/"),
+		Source: source, Target: target, ReadOnly: readOnly, Maps: u.maps, Private: strings.HasPrefix(source, u.base+"/"),
 		Dir: st.Mode&unix.S_IFMT == unix.S_IFDIR, Device: st.Dev, Inode: st.Ino,
 	}, nil
 }

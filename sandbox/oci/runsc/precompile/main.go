@@ -88,7 +88,7 @@ func renderInChild() (programs, error) {
 }
 
 // sentryOptions returns the sentry filter's options for sandbox/oci's flags:
-// systrap, no host network, directfs.
+// systrap, no host network, directfs unless it runs in the host's namespaces.
 func sentryOptions() ([]sentry.Options, error) {
 	constructor, err := platform.Lookup("systrap")
 	if err != nil {
@@ -96,15 +96,15 @@ func sentryOptions() ([]sentry.Options, error) {
 	}
 	var options []sentry.Options
 	for _, info := range constructor.PrecompiledSeccompInfo() {
-		options = append(options, sentry.Options{Platform: info, HostFilesystem: true})
+		options = append(options, sentry.Options{Platform: info, HostFilesystem: true}, sentry.Options{Platform: info})
 	}
 	return options, nil
 }
 
-// goferOptions returns the gofer filter's options for sandbox/oci's flags. The
-// mounts decide whether it serves one by lisafs.
+// goferOptions returns the gofer filter's options for sandbox/oci's flags. With
+// directfs the mounts decide whether it serves one by lisafs.
 func goferOptions() []gofer.Options {
-	return []gofer.Options{{DirectFS: true}, {DirectFS: true, LisafsNeeded: true}}
+	return []gofer.Options{{DirectFS: true}, {DirectFS: true, LisafsNeeded: true}, {}}
 }
 
 func renderPrograms() (programs, error) {
