@@ -77,6 +77,9 @@ func conformanceTarget(b *bed) sandboxtest.Target {
 		UserImageRefused: b.backend.rootless && b.backend.options.Kind == Runc,
 		Programs:         []string{b.backend.options.RuntimePath, b.backend.options.GuestPath},
 	}
+	if b.backend.options.Isolation == sandbox.IsolationProcess {
+		target.NoOverlay, target.NoLayeredMounts, target.RootRefused = true, true, !b.backend.rootless
+	}
 	if !b.backend.rootless {
 		target.Pause = func(ctx context.Context, sb sandbox.Sandbox) error {
 			_, err := b.backend.runtime.callRuntime(ctx, b.backend.runtime.root, "pause", sb.ID())

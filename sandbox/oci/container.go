@@ -236,7 +236,7 @@ func (c *container) writeBundle() (err error) {
 	c.plan.further, c.plan.lowPorts = p.Mounts.Further, p.BindsLowPorts()
 	c.plan.hosted = c.hosted
 	if c.hosted && b.rootless {
-		c.plan.mapOwner()
+		c.plan.mapOwner(os.Geteuid(), os.Getegid())
 	}
 	c.plan.tmpfs, c.plan.furtherTmpfs = p.Tmpfs()
 	if c.plan.volumes, err = p.VolumeMounts(p.Config.Volumes); err != nil {

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 )
 
@@ -22,6 +23,29 @@ func TestOrdinaryUser(t *testing.T) {
 	needRoot(t)
 	bothAtOnce(t, func(t *testing.T, k Kind) {
 		asUserWith(t, k, "TestUser", func(dir string) {
+			must(t, copyProgram(filepath.Join(shellRoot(t), "bin/sh"), filepath.Join(dir, shellProgram)))
+		})
+	})
+}
+
+// TestProcessIsolation repeats the suite without namespaces, as this user and
+// as another one.
+func TestProcessIsolation(t *testing.T) {
+	t.Parallel()
+	t.Run("self", func(t *testing.T) {
+		t.Parallel()
+		b := newBed(t, GVisor, os.Geteuid())
+		b.backend.options.Isolation = sandbox.IsolationProcess
+		addUserImages(t, b)
+		target := conformanceTarget(b)
+		addWritableImage(t, &target)
+		target.FloodBytes, target.Brief = 16<<20, true
+		sandboxtest.Run(t, target)
+	})
+	t.Run("user", func(t *testing.T) {
+		t.Parallel()
+		needRoot(t)
+		asUserWith(t, GVisor, "TestUserProcess", func(dir string) {
 			must(t, copyProgram(filepath.Join(shellRoot(t), "bin/sh"), filepath.Join(dir, shellProgram)))
 		})
 	})
@@ -75,13 +99,19 @@ func asUserWith(t *testing.T, k Kind, test string, add func(dir string)) {
 }
 
 // TestUser is run by TestOrdinaryUser as another user.
-func TestUser(t *testing.T) {
+func TestUser(t *testing.T) { runAsUser(t, "") }
+
+// TestUserProcess is run by TestProcessIsolation as another user.
+func TestUserProcess(t *testing.T) { runAsUser(t, sandbox.IsolationProcess) }
+
+func runAsUser(t *testing.T, isolation sandbox.Isolation) {
 	dir := os.Getenv(userHelper)
 	if dir == "" {
 		return // nothing to do on its own
 	}
 	both(t, func(t *testing.T, k Kind) {
 		b := newBed(t, k, os.Geteuid())
+		b.backend.options.Isolation = isolation
 		addUserImages(t, b)
 		target := conformanceTarget(b)
 		addWritableImage(t, &target)

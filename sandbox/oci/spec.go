@@ -2,7 +2,6 @@ package oci
 
 import (
 	"math"
-	"os"
 	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -100,14 +99,14 @@ func (p plan) spec() *specs.Spec {
 	return s
 }
 
-// mapOwner shows files of this process's user as files of root. The image host
-// has its own owners.
-func (p *plan) mapOwner() {
+// mapOwner shows the files of uid and gid as root's. The image host has its own
+// owners.
+func (p *plan) mapOwner(uid, gid int) {
 	toRoot := func(id int) []workmount.IDRange {
 		owner := uint32(id)
 		return []workmount.IDRange{{Inside: 0, Host: owner, Size: 1}, {Inside: 0, Host: 0, Size: owner}, {Inside: owner + 1, Host: owner + 1, Size: math.MaxUint32 - owner - 1}}
 	}
-	p.owners = workmount.IDMaps{UIDs: toRoot(os.Geteuid()), GIDs: toRoot(os.Getegid())}
+	p.owners = workmount.IDMaps{UIDs: toRoot(uid), GIDs: toRoot(gid)}
 }
 
 func mappings(ranges []workmount.IDRange) (list []specs.LinuxIDMapping) {

@@ -24,8 +24,8 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
-// plans returns this package's four bundles: each kind as root and as an
-// ordinary user.
+// plans returns this package's bundles: each kind as root and as an ordinary
+// user, and gVisor without namespaces as an ordinary user.
 func plans(t *testing.T) map[string]plan {
 	t.Helper()
 	profile, err := harden.SeccompFor("amd64")
@@ -54,6 +54,14 @@ func plans(t *testing.T) map[string]plan {
 		"gvisor-root": func(p *plan) { p.identity = identity{commandUID: 10001, commandGID: 10001} },
 		"gvisor-user": func(p *plan) {
 			p.identity = identity{guestUID: 10001, guestGID: 10001, commandUID: 10001, commandGID: 10001, user: &idMapping{10001, 10001, 1000, 1000, 1}}
+		},
+		"gvisor-process": func(p *plan) {
+			p.identity, p.hosted = identity{commandUID: 10001, commandGID: 10001}, true
+			p.mapOwner(1000, 1000)
+			p.workspace = slices.Clone(p.workspace)
+			for i := range p.workspace {
+				p.workspace[i].Maps = workmount.IDMaps{UIDs: []workmount.IDRange{{Inside: 10001, Host: 1000, Size: 1}}, GIDs: []workmount.IDRange{{Inside: 10001, Host: 1000, Size: 1}}}
+			}
 		},
 		"runc-root": func(p *plan) { p.identity = identity{commandUID: 10001, commandGID: 10001} },
 		"runc-user": func(p *plan) { p.identity = identity{single: true, user: &idMapping{0, 0, 1000, 1000, 1}} },

@@ -49,6 +49,57 @@ func TestDecide(t *testing.T) {
 	}
 }
 
+// If the runtime maps owners, nothing is staged, commands have the identity that
+// they ask for, and their files the owner's.
+func TestRuntimeMaps(t *testing.T) {
+	host := func(list []IDRange, inside int) int64 {
+		for _, r := range list {
+			if id := uint32(inside); id-r.Inside < r.Size {
+				return int64(r.Host + id - r.Inside)
+			}
+		}
+		return -1
+	}
+	other := Identity{UID: 70, GID: 71}
+	for _, tt := range []struct {
+		name                         string
+		want                         Identity
+		runner, owner                ids
+		command, files, guest, third ids // the last three on the disk
+	}{
+		{"root", Identity{}, ids{0, 0}, ids{1000, 1001}, commandIDs, ids{1000, 1001}, ids{0, 0}, ids{5, 5}},
+		{"root, root's", Identity{}, ids{0, 0}, ids{0, 0}, commandIDs, ids{0, 0}, commandIDs, ids{5, 5}},
+		{"root, image's user", other, ids{0, 0}, ids{1000, 1001}, ids{70, 71}, ids{1000, 1001}, ids{0, 0}, ids{5, 5}},
+		{"root, root inside", Identity{Root: true}, ids{0, 0}, ids{1000, 1001}, ids{0, 0}, ids{1000, 1001}, ids{1000, 1001}, ids{FirstID + 5, FirstID + 5}},
+		{"user", Identity{}, ids{1000, 100}, ids{1000, 1001}, commandIDs, ids{1000, 100}, ids{1000, 100}, ids{-1, -1}},
+		{"user, image's user", other, ids{1000, 100}, ids{1000, 100}, ids{70, 71}, ids{1000, 100}, ids{1000, 100}, ids{-1, -1}},
+		{"user, root inside", Identity{Root: true}, ids{1000, 100}, ids{1000, 100}, ids{0, 0}, ids{1000, 100}, ids{1000, 100}, ids{-1, -1}},
+	} {
+		if tt.runner.uid == 0 && os.Geteuid() != 0 {
+			continue // decideIdentity asks for this process's capabilities
+		}
+		tt.want.RuntimeMaps = true
+		p, err := decideIdentity(tt.want, tt.runner, tt.owner, "/w", false, nil)
+		if err != nil || p.stage || !p.idmap || p.command != tt.command || p.files != tt.files || !slices.Contains(p.lost, LostFlags) {
+			t.Errorf("%s: %+v, %v", tt.name, p, err)
+			continue
+		}
+		for what, id := range map[string]struct{ inside, disk ids }{
+			"a command's": {tt.command, tt.files}, "the guest's": {ids{0, 0}, tt.guest}, "another's": {ids{5, 5}, tt.third},
+		} {
+			if u, g := host(p.maps.UIDs, id.inside.uid), host(p.maps.GIDs, id.inside.gid); u != int64(id.disk.uid) || g != int64(id.disk.gid) {
+				t.Errorf("%s: %s file belongs to %d:%d, not %s", tt.name, what, u, g, id.disk)
+			}
+		}
+		if u, g := host(p.scratch.UIDs, tt.command.uid), host(p.scratch.GIDs, tt.command.gid); u != int64(tt.runner.uid) || g != int64(tt.runner.gid) {
+			t.Errorf("%s: a command's file in its home belongs to %d:%d, not %s", tt.name, u, g, tt.runner)
+		}
+	}
+	if _, err := decideIdentity(Identity{RuntimeMaps: true}, ids{1000, 1000}, ids{0, 0}, "/w", false, nil); !errors.Is(err, sandbox.ErrInvalid) {
+		t.Errorf("another's workspace: %v", err)
+	}
+}
+
 func TestWithoutIDMap(t *testing.T) {
 	cause := errors.New("the cause")
 	p := identityPlan{command: commandIDs, files: ids{1000, 1001}, stage: true, idmap: true}
