@@ -174,7 +174,7 @@ func (c *container) Identity(m *workmount.Mounts) lifecycle.Identity {
 		// uid, so it shows how many descriptors there are. Each one is refused.
 		out.Accepted = []string{"list-guest-descriptors"}
 	}
-	if c.backend.rootless && !c.hosted && c.prep.Spec.Root == sandbox.RootEphemeral { // the image's files are the user's
+	if c.backend.rootless && c.prep.Spec.Root == sandbox.RootEphemeral { // the image's files are the user's
 		out.Accepted = append(out.Accepted, "write-root")
 	}
 	return out
@@ -236,7 +236,7 @@ func (c *container) writeBundle() (err error) {
 	c.plan.further, c.plan.lowPorts = p.Mounts.Further, p.BindsLowPorts()
 	c.plan.hosted = c.hosted
 	if c.hosted && b.rootless {
-		c.plan.mapOwner(os.Geteuid(), os.Getegid())
+		c.plan.mapOwner(os.Geteuid(), os.Getegid(), p.Spec.Root == sandbox.RootEphemeral)
 	}
 	c.plan.tmpfs, c.plan.furtherTmpfs = p.Tmpfs()
 	if c.plan.volumes, err = p.VolumeMounts(p.Config.Volumes); err != nil {

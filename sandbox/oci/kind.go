@@ -94,7 +94,7 @@ func runscFlags(f runtimeFlags) []string {
 		flags = append(flags, "--ignore-cgroups")
 	}
 	if f.hosted {
-		return append(flags, "--host-namespaces", "--directfs=false", fmt.Sprintf("--host-memory-limit=%d", f.memory))
+		return append(flags, "--host-namespaces", "--directfs=false", "--gofer-network-namespace=host", fmt.Sprintf("--host-memory-limit=%d", f.memory))
 	}
 	flags = append(flags, "--gofer-network-namespace=new") // "null" leaves a mount behind in --root
 	return flags

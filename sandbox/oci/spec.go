@@ -99,14 +99,18 @@ func (p plan) spec() *specs.Spec {
 	return s
 }
 
-// mapOwner shows the files of uid and gid as root's. The image host has its own
-// owners.
-func (p *plan) mapOwner(uid, gid int) {
-	toRoot := func(id int) []workmount.IDRange {
+// mapOwner shows the files of uid and gid, who unpacked the image, as root's, or
+// as the commands' if they may write to it. Other owners stay.
+func (p *plan) mapOwner(uid, gid int, writable bool) {
+	show := func(id, inside int) []workmount.IDRange {
 		owner := uint32(id)
-		return []workmount.IDRange{{Inside: 0, Host: owner, Size: 1}, {Inside: 0, Host: 0, Size: owner}, {Inside: owner + 1, Host: owner + 1, Size: math.MaxUint32 - owner - 1}}
+		return []workmount.IDRange{{Inside: uint32(inside), Host: owner, Size: 1}, {Inside: 0, Host: 0, Size: owner}, {Inside: owner + 1, Host: owner + 1, Size: math.MaxUint32 - owner - 1}}
 	}
-	p.owners = workmount.IDMaps{UIDs: toRoot(uid), GIDs: toRoot(gid)}
+	var as identity // root
+	if writable {
+		as = p.identity
+	}
+	p.owners = workmount.IDMaps{UIDs: show(uid, as.commandUID), GIDs: show(gid, as.commandGID)}
 }
 
 func mappings(ranges []workmount.IDRange) (list []specs.LinuxIDMapping) {

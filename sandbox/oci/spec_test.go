@@ -57,7 +57,7 @@ func plans(t *testing.T) map[string]plan {
 		},
 		"gvisor-process": func(p *plan) {
 			p.identity, p.hosted = identity{commandUID: 10001, commandGID: 10001}, true
-			p.mapOwner(1000, 1000)
+			p.mapOwner(1000, 1000, false)
 			p.workspace = slices.Clone(p.workspace)
 			for i := range p.workspace {
 				p.workspace[i].Maps = workmount.IDMaps{UIDs: []workmount.IDRange{{Inside: 10001, Host: 1000, Size: 1}}, GIDs: []workmount.IDRange{{Inside: 10001, Host: 1000, Size: 1}}}
