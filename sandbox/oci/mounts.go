@@ -82,6 +82,11 @@ func (p plan) imageBind(b images.Bind) specs.Mount {
 	if !p.traits.ownKernel && p.identity.user != nil {
 		m.Options = append(m.Options, "rro", "rnosuid", "rnodev")
 	}
+	if p.hosted {
+		// Its kernel caches what doesn't change under it. With directfs, asking the
+		// file server each time costs less.
+		m.Options = append(m.Options, "file-access=exclusive")
+	}
 	if p.image.Reference.Scheme == images.SchemeHost {
 		return m
 	}
