@@ -111,14 +111,16 @@ func (b *Backend) Check(ctx context.Context) (sandbox.Info, error) {
 }
 
 func (b *Backend) listLost(isolation sandbox.Isolation) []string {
+	var lost []string
+	if isolation == sandbox.IsolationProcess {
+		lost = lostNamespaces()
+	}
 	switch {
-	case isolation == sandbox.IsolationProcess:
-		return lostNamespaces()
 	case b.rootless && b.options.Kind == Runc:
 		return []string{"Separate uids: without subordinate ids an ordinary user has one in the container, so guest and commands share it."}
 	case b.rootless:
-		return []string{"Files of several owners: an ordinary user has one uid and gid in the sandbox, so that files of others can't be given their owner, nor made in setgid directories of other groups."}
+		return append(lost, "Files of several owners: an ordinary user has one uid and gid in the sandbox, so that files of others can't be given their owner, nor made in setgid directories of other groups.")
 	default:
-		return nil
+		return lost
 	}
 }

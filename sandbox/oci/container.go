@@ -300,6 +300,9 @@ func (c *container) ExplainFailure(_ context.Context, err error) error {
 		c.keepLog(err)
 	}
 	if c.hosted {
+		if c.stdio != nil && strings.Contains(c.stdio.Stderr(), "-host-namespaces") {
+			err = fmt.Errorf("%s can't run without namespaces: use the runsc that is built with Caisson (make build): %w", c.backend.options.RuntimePath, err)
+		}
 		return err
 	}
 	return explainFailure(err)
