@@ -100,6 +100,9 @@ type Info struct {
 	// Isolation is what the next sandbox would have, or "" if it is not known
 	// before a container runs.
 	Isolation Isolation `json:"isolation,omitempty"`
+	// NoNamespaces is why Isolation is IsolationProcess, or "" if that was asked
+	// for.
+	NoNamespaces string `json:"no_namespaces,omitempty"`
 	// Remapped reports whether the engine remaps its containers' IDs
 	// (userns-remap).
 	Remapped bool `json:"remapped,omitempty"`

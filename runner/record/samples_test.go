@@ -19,7 +19,7 @@ func samples() []Payload {
 		Backend: "gvisor", Runtime: "runsc", RuntimeVersion: "release-20260905", Container: "caisson-ses_1",
 		Image: "host", ImageDigest: "sha256:00", User: "10001:10001", GuestUser: "0:0", Capabilities: []string{},
 		GuestCapabilities: []string{"CAP_SETUID"}, NoNewPrivileges: true, Seccomp: "filter", Network: "none",
-		Localhost: []string{"127.0.0.1", "::1"}, RootReadOnly: true, Namespaces: []string{"pid"}, Workspace: "/home/me/p", WorkspaceMode: "bind",
+		Localhost: []string{"127.0.0.1", "::1"}, RootReadOnly: true, Isolation: sandbox.IsolationNamespaces, Namespaces: []string{"pid"}, Workspace: "/home/me/p", WorkspaceMode: "bind",
 		WorkspaceOwner: "1000:1000", IDMapped: true, Git: "ro", KillMethod: "gid",
 		Egress:  &sandbox.AttestedEgress{Listening: []string{"0.0.0.0:61080"}},
 		Service: &sandbox.AttestedService{Program: "python3", ArgsSHA256: "ef", Identity: 1, Healthy: true, Tests: 2, ReadyMS: 700},

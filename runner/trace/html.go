@@ -19,6 +19,7 @@ import (
 	"github.com/caisson-run/caisson/runner/changes"
 	"github.com/caisson-run/caisson/runner/prose"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -261,6 +262,7 @@ func (o Overview) Protections() []Protection {
 	}
 	return []Protection{
 		{"Network", o.Egress.Words(a.Network), a.Network == "none"},
+		{"Isolation", string(cmp.Or(a.Isolation, sandbox.IsolationNamespaces)), a.Isolation != sandbox.IsolationProcess}, // older records name none
 		{"Read-only root", yes(a.RootReadOnly), a.RootReadOnly},
 		{"No new privileges", yes(a.NoNewPrivileges), a.NoNewPrivileges},
 		{"Capabilities", caps, len(a.Capabilities) == 0},

@@ -129,7 +129,7 @@ func attestation() sandbox.Attestation {
 	return sandbox.Attestation{
 		Backend: "gvisor", Runtime: "runsc", RuntimeVersion: "release-20260905", Container: "caisson-1", Image: "golang:1.26",
 		ImageDigest: "sha256:6ef6acc0a1bc9f2a6dd223a56e926f9f0d70dd1eb0c23c9379139cbb1f13b78a", User: "10001:10001",
-		NoNewPrivileges: true, Seccomp: "filter", Network: "none", RootReadOnly: true, Workspace: "/home/ada/shop", WorkspaceMode: "overlay", Git: "ro",
+		NoNewPrivileges: true, Seccomp: "filter", Network: "none", RootReadOnly: true, Isolation: sandbox.IsolationProcess, Workspace: "/home/ada/shop", WorkspaceMode: "overlay", Git: "ro",
 		Limits: sandbox.AttestedLimits{MemoryBytes: 2 << 30, PIDs: 256, MilliCPUs: 2000},
 	}
 }
@@ -234,9 +234,12 @@ func TestSamplePage(t *testing.T) {
 	if o, err := Read(s, nil); err != nil || o.Protections()[0] != (Protection{"Network", "1 rule (presets go)", true}) {
 		t.Errorf("the panel of the sandbox does not say what commands may reach: %+v, %v", o.Protections(), err)
 	}
+	if o, err := Read(s, nil); err != nil || o.Protections()[1] != (Protection{"Isolation", "process", false}) {
+		t.Errorf("the panel of the sandbox does not say that it has no namespaces: %+v, %v", o.Protections(), err)
+	}
 	out.Reset()
-	if _, err := Show(&out, s, ShowOptions{}); strings.Count(out.String(), "network: 1 rule (presets go), ") != 2 {
-		t.Errorf("the head and the sandbox's line do not say what commands may reach: %v\n%s", err, out.String())
+	if _, err := Show(&out, s, ShowOptions{}); strings.Count(out.String(), "network: 1 rule (presets go), ") != 2 || strings.Count(out.String(), ", without namespaces, ") != 2 {
+		t.Errorf("the head and the sandbox's line do not say what commands may reach, and that there are no namespaces: %v\n%s", err, out.String())
 	}
 	out.Reset()
 	if _, err := Show(&out, s, ShowOptions{}); err != nil || !strings.Contains(out.String(), html.UnescapeString(sampleCount)) {

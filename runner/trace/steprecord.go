@@ -431,6 +431,9 @@ func (s *Steps) visitSandbox(r record.Record, a sandbox.Attestation, ms int64, w
 // line.
 func formatProtections(a sandbox.Attestation, reach *record.Egress) string {
 	parts := []string{"network: " + reach.Words(a.Network), "user " + a.User, "seccomp " + a.Seccomp}
+	if a.Isolation == sandbox.IsolationProcess {
+		parts = append(parts, "without namespaces")
+	}
 	if a.RootReadOnly {
 		parts = append(parts, "read-only root")
 	}

@@ -61,6 +61,7 @@ func (c *engineContainer) checkLimits(hello wire.Hello) error {
 
 func (c *engineContainer) describe(a *sandbox.Attestation, hello wire.Hello, got container.InspectResponse) {
 	a.Runtime, a.RuntimeVersion, a.EngineVersion = got.HostConfig.Runtime, c.facts.runtime.version, c.facts.version
+	a.Isolation = sandbox.IsolationNamespaces
 	a.ImageDigest = c.image.digest
 	if !lifecycle.IsGVisor(hello) { // gVisor loads no host profile, see docs/design/guest.md#gvisor-loads-no-profile
 		a.SeccompProfile = c.seccomp.SHA256

@@ -207,7 +207,7 @@ func (b *Backend) Check(ctx context.Context) (sandbox.Info, error) {
 	}
 	info := sandbox.Info{
 		Backend: Name, Runtime: f.runtime.name, RuntimeVersion: f.runtime.version, RuntimePath: f.runtime.path,
-		EngineVersion: f.version, Local: b.endpoint.isLocal(), Remapped: f.base.IsNamespace(),
+		EngineVersion: f.version, Local: b.endpoint.isLocal(), Isolation: sandbox.IsolationNamespaces, Remapped: f.base.IsNamespace(),
 	}
 	if os.Geteuid() != 0 {
 		info.Lost = append(info.Lost, workmount.LostFlags)

@@ -355,6 +355,13 @@ func TestImageEngineOfAnotherTime(t *testing.T) {
 	}
 }
 
+func TestCheckKnowsTheIsolation(t *testing.T) {
+	info, err := newFakeBed(t).backend.Check(t.Context())
+	if err != nil || info.Isolation != sandbox.IsolationNamespaces {
+		t.Errorf("%+v, %v", info, err)
+	}
+}
+
 // A newer engine is spoken to in the newest version that the client knows.
 func TestNewerEngineThanTheClient(t *testing.T) {
 	b := newFakeBed(t)

@@ -24,7 +24,7 @@ func (c *container) Attest(ctx context.Context, conn *guest.Conn, a *sandbox.Att
 		return err
 	}
 	hello := conn.Hello()
-	var private []string // those of a hosted sandbox are ours, and hidden
+	private := []string{} // those of a hosted sandbox are ours, and hidden
 	a.Isolation = sandbox.IsolationProcess
 	if !c.hosted {
 		a.Isolation = sandbox.IsolationNamespaces

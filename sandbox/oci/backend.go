@@ -94,7 +94,7 @@ func Pending(stateDir string, k Kind) bool { return ownership.Pending(stateDir, 
 func (b *Backend) Check(ctx context.Context) (sandbox.Info, error) {
 	info := sandbox.Info{Backend: b.Name(), RuntimePath: b.options.RuntimePath, Local: true, Rootless: b.rootless}
 	var err error
-	if info.Isolation, err = b.chooseIsolation(); err != nil {
+	if info.Isolation, info.NoNamespaces, err = b.chooseIsolation(); err != nil {
 		return info, fmt.Errorf("check %s: %w", b.Name(), err)
 	}
 	if err := b.lifecycle.CheckGuest(); err != nil {

@@ -55,7 +55,7 @@ var _ lifecycle.Container = (*container)(nil)
 
 func (d driver) NewContainer(_ context.Context, p *lifecycle.Preparation) (lifecycle.Container, error) {
 	b := d.backend
-	isolation, err := b.chooseIsolation()
+	isolation, _, err := b.chooseIsolation()
 	if err != nil {
 		return nil, err
 	}

@@ -17,35 +17,44 @@ import (
 )
 
 // chooseIsolation returns what a sandbox that starts now has, or why it can't
-// have what the options force.
-func (b *Backend) chooseIsolation() (sandbox.Isolation, error) {
+// have what the options force. why is the reason for the weaker isolation, or ""
+// if the options force it.
+func (b *Backend) chooseIsolation() (_ sandbox.Isolation, why string, err error) {
 	if b.options.Isolation == sandbox.IsolationProcess {
-		return sandbox.IsolationProcess, nil
+		return sandbox.IsolationProcess, "", nil
 	}
-	err := b.checkNamespaces()
+	err = b.checkNamespaces()
 	if err != nil && b.options.Kind == GVisor && b.options.Isolation == "" {
-		return sandbox.IsolationProcess, nil
+		why = "this system lets ordinary users make none"
+		if errno, ok := errors.AsType[syscall.Errno](err); ok {
+			why = fmt.Sprintf("this process may not make any (%v)", errno)
+		}
+		return sandbox.IsolationProcess, why, nil
 	}
-	return sandbox.IsolationNamespaces, err
+	return sandbox.IsolationNamespaces, "", err
 }
 
 // lostNamespaces describes what a sandbox of gVisor without namespaces lacks.
 func lostNamespaces() []string {
 	lost := []string{"Namespaces: gVisor's kernel and its file server are processes of this user in the namespaces of Caisson, with seccomp and Landlock around them."}
-	if landlockABI() < 2 {
+	if _, err := Landlock(); err != nil {
 		lost[0] = "Namespaces and Landlock, which needs Linux 5.19: gVisor's kernel and its file server are processes of this user in the namespaces of Caisson, with only seccomp around them."
 	}
 	return lost
 }
 
-// landlockABI returns the version of the kernel's Landlock, or 0 if it has none
-// or a filter forbids it.
-func landlockABI() int {
+// Landlock returns the version of the kernel's Landlock. It fails if there is
+// none that can confine gVisor without namespaces: before Linux 5.19, a file
+// can't be moved to another directory under it.
+func Landlock() (version int, err error) {
 	n, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
-	if errno != 0 {
-		return 0
+	switch {
+	case errno != 0:
+		return 0, errno
+	case n < 2:
+		return int(n), fmt.Errorf("%w: its version is %d, not at least 2", sandbox.ErrUnsupported, n)
 	}
-	return int(n)
+	return int(n), nil
 }
 
 // checkNamespaces returns an error if this process may not make the namespaces

@@ -62,3 +62,33 @@ func TestRootThatMayNotMount(t *testing.T) {
 		t.Errorf("another mount: %v", err)
 	}
 }
+
+// TestChooseIsolation: gVisor without namespaces is taken where none can be made,
+// with the reason, or if it is forced. Otherwise the start fails.
+func TestChooseIsolation(t *testing.T) {
+	t.Cleanup(func() { tryMount = TryMount })
+	for _, tt := range []struct {
+		kind   Kind
+		forced sandbox.Isolation
+		mounts error
+		want   sandbox.Isolation
+		why    string
+	}{
+		{GVisor, "", nil, sandbox.IsolationNamespaces, ""},
+		{GVisor, "", unix.EPERM, sandbox.IsolationProcess, "this process may not make any (operation not permitted)"},
+		{GVisor, sandbox.IsolationProcess, nil, sandbox.IsolationProcess, ""},
+		{GVisor, sandbox.IsolationNamespaces, unix.EPERM, "", ""},
+		{Runc, "", unix.EPERM, "", ""},
+	} {
+		tryMount = func() error { return tt.mounts }
+		b := &Backend{options: Options{Kind: tt.kind, Isolation: tt.forced}}
+		got, why, err := b.chooseIsolation()
+		if tt.want == "" {
+			if !errors.Is(err, sandbox.ErrNoNamespaces) {
+				t.Errorf("%+v: error %v", tt, err)
+			}
+		} else if err != nil || got != tt.want || why != tt.why {
+			t.Errorf("%+v: %q, %q, %v", tt, got, why, err)
+		}
+	}
+}

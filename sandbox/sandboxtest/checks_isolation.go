@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/harden"
 	"github.com/caisson-run/caisson/sandbox/sandboxtest/internal/probing"
 )
@@ -172,6 +173,10 @@ func checkAttestation(ctx context.Context, e *env) error {
 	}
 	if at.Backend != e.target.Backend.Name() {
 		wrong = append(wrong, fmt.Errorf("backend %q", at.Backend))
+	}
+	separate := at.Isolation == sandbox.IsolationNamespaces
+	if !separate && at.Isolation != sandbox.IsolationProcess || separate != (len(at.Namespaces) > 0) {
+		wrong = append(wrong, fmt.Errorf("isolation %q with namespaces %q", at.Isolation, at.Namespaces))
 	}
 	return errors.Join(wrong...)
 }

@@ -460,6 +460,11 @@ func isolationFaults() []fault {
 			checks: []string{"the attestation is complete and true", imageUserCheck},
 			attest: func(a *sandbox.Attestation) { a.User, a.KillMethod = "65534:65534", "" },
 		},
+		{
+			name:   "namespaces are attested that there are not",
+			checks: []string{"the attestation is complete and true"},
+			attest: func(a *sandbox.Attestation) { a.Isolation, a.Namespaces = sandbox.IsolationNamespaces, nil },
+		},
 	}
 }
 

@@ -216,7 +216,7 @@ func (b *Sandbox) State() sandbox.State {
 func (b *Sandbox) Attestation() sandbox.Attestation {
 	a := sandbox.Attestation{
 		Backend: "fake", Container: b.ID(), Network: "none", User: "10001:10001", Capabilities: []string{},
-		GuestCapabilities: []string{}, Namespaces: []string{"pid"}, Workspace: b.Spec.Workspace.Path, WorkspaceTarget: b.Spec.Workspace.MountPoint(), WorkspaceMode: string(b.Spec.Workspace.Mode),
+		GuestCapabilities: []string{}, Isolation: sandbox.IsolationNamespaces, Namespaces: []string{"pid"}, Workspace: b.Spec.Workspace.Path, WorkspaceTarget: b.Spec.Workspace.MountPoint(), WorkspaceMode: string(b.Spec.Workspace.Mode),
 		Identities: cmp.Or(b.backend.Identities, sandbox.MaxIdentity+1), Lost: b.backend.Lost,
 	}
 	if b.service != nil {

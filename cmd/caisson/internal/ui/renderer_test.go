@@ -339,16 +339,16 @@ func TestTheFirstLines(t *testing.T) {
 	play(t, r, []any{
 		record.SessionCreated{
 			Version: "1.0", Workspace: "/w", WorkspaceMode: "overlay", Policy: "ci", Image: "host", Model: loop.ModelInfo{Provider: "replay", Model: "x"},
-			Backend: record.BackendChoice{Chosen: "gvisor", Why: "no local Docker engine can be used: permission denied while trying: dial unix /var/run/docker.sock: connect"},
+			Backend: record.BackendChoice{Chosen: "gvisor", Why: "without namespaces, because this process may not make any (operation not permitted); no local Docker engine can be used: permission denied while trying: dial unix /var/run/docker.sock: connect"},
 			Budget:  record.Budget{Rounds: new(int64(1))},
 		},
-		record.SandboxStarted{Attestation: sandbox.Attestation{Runtime: "runsc", RuntimeVersion: "1", User: "0:0", Capabilities: []string{"CAP_KILL"}, Seccomp: "filter", Network: "none"}},
+		record.SandboxStarted{Attestation: sandbox.Attestation{Runtime: "runsc", RuntimeVersion: "1", Isolation: sandbox.IsolationProcess, User: "0:0", Capabilities: []string{"CAP_KILL"}, Seccomp: "filter", Network: "none"}},
 	})
 	r.Close()
 	const want = `caisson 1.0 · replay/x on /w · policy ci · at most 1 round
-sandbox gvisor (no local Docker engine can be used; caisson doctor has the reason), image host
+sandbox gvisor (without namespaces, because this process may not make any (operation not permitted); no local Docker engine can be used; caisson doctor has the reason), image host
 changes go to an overlay: the workspace stays as it is until caisson apply
-● sandbox started in 0 ms: runsc 1, commands as 0:0 with capabilities CAP_KILL, seccomp filter, network: none, memory not limited, processes not limited
+● sandbox started in 0 ms: runsc 1 without namespaces, commands as 0:0 with capabilities CAP_KILL, seccomp filter, network: none, memory not limited, processes not limited
 `
 	if diff := cmp.Diff(want, out.String()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

@@ -89,8 +89,12 @@ func (v *view) addAttested(a sandbox.Attestation, how string) []string {
 	if a.Limits.PIDs > 0 {
 		processes = fmt.Sprintf("%d pids", a.Limits.PIDs)
 	}
+	version := a.RuntimeVersion
+	if a.Isolation == sandbox.IsolationProcess {
+		version += " without namespaces"
+	}
 	head := fmt.Sprintf("● sandbox started %s: %s %s, commands as %s with %s, seccomp %s, network: %s, %s, %s",
-		how, a.Runtime, a.RuntimeVersion, a.User, caps, a.Seccomp, v.egress.Words(a.Network), memory, processes)
+		how, a.Runtime, version, a.User, caps, a.Seccomp, v.egress.Words(a.Network), memory, processes)
 	return append([]string{v.style.cyan(safeLine(head))}, v.lostLines(a)...)
 }
 
