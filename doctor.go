@@ -42,6 +42,9 @@ func Doctor(ctx context.Context, o Options) ([]Finding, error) {
 	}
 	defer func() { _ = h.Close() }() // nothing uses the connections
 	backend := cmp.Or(o.Backend, "auto")
+	if err := o.checkIsolation(backend); backend != "auto" && err != nil {
+		return nil, fmt.Errorf("check this machine: %w", err)
+	}
 	checked := h.CheckImage(ctx, image)
 	found := append(CheckMachine(), doctor.CheckState(h.o.StateDir, []string{os.TempDir()}), checked)
 	found = append(found, h.CheckBackends(ctx, backend)...)
@@ -77,12 +80,15 @@ func CheckMachine() []doctor.Finding {
 			info, err := oci.Cgroups()
 			return doctor.Cgroups(info), err
 		},
-		UserNamespace: oci.TryUserNamespace, Mount: oci.TryMount,
+		UserNamespace: oci.TryUserNamespace, Mount: oci.TryMount, Landlock: oci.Landlock,
 	})
 }
 
 // CheckBackends checks all backends. asked is the one to use, or auto.
 func (h *Host) CheckBackends(ctx context.Context, asked string) []doctor.Finding {
+	if asked == "auto" && h.o.Isolation == sandbox.IsolationProcess {
+		asked = string(oci.GVisor)
+	}
 	return doctor.CheckBackends(ctx, doctor.Backends{
 		Names: []string{docker.Name, string(oci.GVisor), string(oci.Runc)}, Asked: asked, Allowed: h.o.allowsBackend, Open: h.Backend,
 	})

@@ -46,6 +46,9 @@ type HostOptions struct {
 	Environ []string
 	// Backends are the allowed backends; nil means docker, gvisor and runc.
 	Backends []string
+	// Isolation forces one; "" means the strongest that works here. Only gvisor has
+	// sandbox.IsolationProcess, so auto then chooses it.
+	Isolation sandbox.Isolation
 	// Guest, Runsc, Runc, Buildctl and Buildah are paths of programs. Set those that
 	// are neither beside this program nor on PATH.
 	Guest, Runsc, Runc, Buildctl, Buildah string
@@ -82,7 +85,9 @@ type BackendSettings struct {
 	Guest, Runtime string
 	// DockerHost is the engine's address; "" leaves it to Environ and the contexts.
 	DockerHost string
-	Environ    []string
+	// Isolation is what the sandboxes must have; "" means the strongest that works.
+	Isolation sandbox.Isolation
+	Environ   []string
 }
 
 // Host holds what sessions share: state directory, backends and image store. It is
@@ -101,6 +106,11 @@ type Host struct {
 func NewHost(o HostOptions) (*Host, error) {
 	if o.Environ == nil {
 		o.Environ = os.Environ()
+	}
+	switch o.Isolation {
+	case "", sandbox.IsolationNamespaces, sandbox.IsolationProcess:
+	default:
+		return nil, fmt.Errorf("%w: no isolation %q: isolations are namespaces and process", sandbox.ErrInvalid, o.Isolation)
 	}
 	if o.StateDir == "" {
 		o.StateDir = xdgDir(o.Environ, "XDG_STATE_HOME", ".local/state")
@@ -213,6 +223,9 @@ func (h *Host) findPrograms(name string) (BackendSettings, error) {
 		return BackendSettings{}, err
 	}
 	settings := BackendSettings{Name: name, StateDir: h.o.StateDir, Guest: guest, Environ: h.o.Environ}
+	if h.o.checkIsolation(name) == nil { // otherwise the backend is only to clean up
+		settings.Isolation = h.o.Isolation
+	}
 	switch name {
 	case docker.Name:
 		settings.DockerHost, settings.Runtime = h.o.DockerHost, h.o.DockerRuntime
@@ -250,9 +263,17 @@ func (h *Host) newBackend(name string) (sandbox.Backend, error) {
 		})
 	}
 	return oci.New(oci.Options{
-		Kind: oci.Kind(name), RuntimePath: settings.Runtime, GuestPath: settings.Guest, StateDir: h.o.StateDir, Protect: protect,
+		Kind: oci.Kind(name), Isolation: settings.Isolation, RuntimePath: settings.Runtime, GuestPath: settings.Guest, StateDir: h.o.StateDir, Protect: protect,
 		Host: h.hostImage(), Images: &h.images, Logger: h.logger,
 	})
+}
+
+// checkIsolation returns an error if a backend can't have the isolation.
+func (o *HostOptions) checkIsolation(backend string) error {
+	if o.Isolation != sandbox.IsolationProcess || backend == string(oci.GVisor) {
+		return nil
+	}
+	return &sandbox.IncapableError{Request: "isolation process", Reason: backend + " needs namespaces", Hint: "use the backend gvisor, or no isolation"}
 }
 
 func optional(path string) *string {
@@ -263,19 +284,19 @@ func optional(path string) *string {
 }
 
 // Choose returns a session's backend and the reason for the choice. "" and auto mean
-// docker if a local engine is running, otherwise gvisor. If a later start shows that
-// docker can't be used, another backend takes its place, and notify, if not nil, is
-// told.
+// docker if a local engine is running, otherwise gvisor, with namespaces if they can
+// be made. If a later start shows that docker can't be used, another backend takes its
+// place, and notify, if not nil, is told.
 func (h *Host) Choose(ctx context.Context, name string, notify func(text string)) (sandbox.Backend, record.BackendChoice, error) {
 	if name != "" && name != "auto" {
 		if !h.o.allowsBackend(name) {
 			return nil, record.BackendChoice{}, fmt.Errorf("choose backend: %w: %s is not allowed here", sandbox.ErrUnavailable, name)
 		}
-		b, err := h.Backend(name)
-		if err == nil {
-			_, err = checkBackend(ctx, b, checkTime)
+		if err := h.o.checkIsolation(name); err != nil {
+			return nil, record.BackendChoice{}, fmt.Errorf("choose backend: %w", err)
 		}
-		return b, record.BackendChoice{Asked: name, Chosen: name, Why: "asked for"}, err
+		b, info, err := h.checkBackend(ctx, name, checkTime)
+		return b, record.BackendChoice{Asked: name, Chosen: name, Why: joinReasons("asked for", h.explainIsolation(info))}, err
 	}
 	engine, why := h.findEngine(ctx)
 	if engine != nil {
@@ -285,27 +306,38 @@ func (h *Host) Choose(ctx context.Context, name string, notify func(text string)
 	if !h.o.allowsBackend(string(oci.GVisor)) {
 		return nil, record.BackendChoice{}, fmt.Errorf("choose backend: %w: %s, and gvisor is not allowed here", sandbox.ErrUnavailable, why)
 	}
-	b, err := h.Backend(string(oci.GVisor))
-	if err == nil {
-		_, err = checkBackend(ctx, b, checkTime)
-	}
+	b, info, err := h.checkBackend(ctx, string(oci.GVisor), checkTime)
 	if err != nil {
 		return nil, record.BackendChoice{}, fmt.Errorf("choose backend: %s; and gvisor: %w", why, err)
 	}
-	return b, record.BackendChoice{Asked: "auto", Chosen: string(oci.GVisor), Why: why}, nil
+	return b, record.BackendChoice{Asked: "auto", Chosen: string(oci.GVisor), Why: joinReasons(h.explainIsolation(info), why)}, nil
+}
+
+// explainIsolation says why a sandbox has no namespaces, or returns "" if it has.
+func (h *Host) explainIsolation(info sandbox.Info) string {
+	switch {
+	case info.Isolation != sandbox.IsolationProcess:
+		return ""
+	case h.o.Isolation == sandbox.IsolationProcess:
+		return "without namespaces" // as asked for
+	}
+	return "without namespaces, because " + cmp.Or(info.NoNamespaces, "this process may not make any")
+}
+
+func joinReasons(reasons ...string) string {
+	return strings.Join(slices.DeleteFunc(reasons, func(text string) bool { return text == "" }), "; ")
 }
 
 func (h *Host) findEngine(ctx context.Context) (engine sandbox.Backend, why string) {
 	if !h.o.allowsBackend(docker.Name) {
 		return nil, "docker is not allowed here"
 	}
-	b, err := h.Backend(docker.Name)
-	if err == nil {
-		var info sandbox.Info
-		info, err = checkBackend(ctx, b, autoTime)
-		if err == nil && !info.Local {
-			err = errors.New("the engine is on another machine")
-		}
+	if h.o.checkIsolation(docker.Name) != nil {
+		return nil, "docker has no isolation process"
+	}
+	b, info, err := h.checkBackend(ctx, docker.Name, autoTime)
+	if err == nil && !info.Local {
+		err = errors.New("the engine is on another machine")
 	}
 	if err != nil {
 		return nil, "no local Docker engine can be used: " + err.Error()
@@ -313,10 +345,19 @@ func (h *Host) findEngine(ctx context.Context) (engine sandbox.Backend, why stri
 	return b, ""
 }
 
-func checkBackend(ctx context.Context, b sandbox.Backend, limit time.Duration) (sandbox.Info, error) {
+// checkBackend returns a backend, and the result of its check.
+func (h *Host) checkBackend(ctx context.Context, name string, limit time.Duration) (sandbox.Backend, sandbox.Info, error) {
+	b, err := h.Backend(name)
+	if err != nil {
+		return nil, sandbox.Info{}, err
+	}
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no answer in %s", limit))
 	defer cancel()
-	return b.Check(ctx)
+	info, err := b.Check(ctx)
+	if errors.Is(err, sandbox.ErrNoNamespaces) && h.o.Isolation != "" {
+		err = fmt.Errorf("isolation %s is asked for: %w", h.o.Isolation, err)
+	}
+	return b, info, err
 }
 
 // fallback is auto's docker backend. If the first container shows that the engine
@@ -337,16 +378,13 @@ func (f *fallback) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandb
 		if !f.host.o.allowsBackend(name) {
 			continue
 		}
-		other, otherErr := f.host.Backend(name)
-		if otherErr == nil {
-			_, otherErr = checkBackend(ctx, other, checkTime)
-		}
+		other, info, otherErr := f.host.checkBackend(ctx, name, checkTime)
 		if otherErr != nil {
 			err = errors.Join(err, fmt.Errorf("%s instead: %w", name, otherErr))
 			continue
 		}
 		if f.notify != nil {
-			f.notify("the sandbox is " + name + " instead of docker: " + err.Error())
+			f.notify("the sandbox is " + joinReasons(name+" instead of docker: "+err.Error(), f.host.explainIsolation(info)))
 		}
 		return other.Create(ctx, spec)
 	}

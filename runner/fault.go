@@ -147,7 +147,7 @@ func startHint(err error) string {
 	case errors.As(err, new(*images.UserError)):
 		return "Choose another user of commands, or another image."
 	case errors.Is(err, sandbox.ErrNoNamespaces):
-		return "Allow this user to make user namespaces, also in the seccomp and AppArmor profiles of a container around it, or use the docker backend. In a chroot, run Caisson outside it."
+		return "Use the backend gvisor with isolation process, which needs no namespaces. Or allow this user to make user namespaces, also in the seccomp and AppArmor profiles of a container around it, or use the docker backend. In a chroot, run Caisson outside it."
 	}
 	return cmp.Or(ProgramHint(err), "Check the engine or runtime, or choose another backend or image.")
 }

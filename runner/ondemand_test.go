@@ -156,10 +156,10 @@ func TestFailedStart(t *testing.T) {
 // another cause.
 func TestHintOfAFailedStart(t *testing.T) {
 	for want, cause := range map[string]error{
-		"Allow this user to make user namespaces": fmt.Errorf("runc run: %w: %w", sandbox.ErrNoNamespaces, syscall.EPERM),
-		"Mount that file system without noexec":   fmt.Errorf("copy guest binary: %w: %w", sandbox.ErrUnavailable, &programs.NoExecError{Path: "/state/guest"}),
-		"Check the engine or runtime":             sandbox.ErrUnavailable,
-		"The caller's hint.":                      os.ErrNotExist,
+		"Use the backend gvisor with isolation process": fmt.Errorf("runc run: %w: %w", sandbox.ErrNoNamespaces, syscall.EPERM),
+		"Mount that file system without noexec":         fmt.Errorf("copy guest binary: %w: %w", sandbox.ErrUnavailable, &programs.NoExecError{Path: "/state/guest"}),
+		"Check the engine or runtime":                   sandbox.ErrUnavailable,
+		"The caller's hint.":                            os.ErrNotExist,
 	} {
 		hint := Fault.Hint
 		if errors.Is(cause, os.ErrNotExist) {

@@ -76,7 +76,7 @@ func openBackends(s *settings, w *runner.Workspace) (*backends, error) {
 	host, err := caisson.NewHost(caisson.HostOptions{
 		StateDir: s.environ.stateDir(), CacheDir: s.environ.cacheDir(), Environ: slices.Concat([]string{}, s.environ), Backends: c.Requirements.Backends,
 		Guest: valueOf(c.Programs.Guest), Runsc: valueOf(c.Programs.Runsc), Runc: valueOf(c.Programs.Runc), Buildctl: valueOf(c.Programs.Buildctl), Buildah: valueOf(c.Programs.Buildah),
-		Programs: finder, NewBackend: s.deps.backend, DockerHost: valueOf(c.Docker.Host), DockerRuntime: valueOf(c.Docker.Runtime),
+		Programs: finder, NewBackend: s.deps.backend, Isolation: c.SandboxIsolation(), DockerHost: valueOf(c.Docker.Host), DockerRuntime: valueOf(c.Docker.Runtime),
 		Toolchains: toolchains, Mask: c.HostImage.Mask, PlainHTTP: c.Images.PlainHTTP,
 		BuildNetwork: buildNetwork, BuildRecords: s.buildRecords,
 	})

@@ -328,7 +328,7 @@ func TestUnusableBackend(t *testing.T) {
 	}{
 		{"docker", &programs.NotFoundError{Name: "caisson-guest"}, "Build it with make build"},
 		{"runc", &programs.NotFoundError{Name: "caisson-guest"}, "Build it with make build"},
-		{"gvisor", fmt.Errorf("check gvisor: %w: %w: %w", sandbox.ErrUnavailable, sandbox.ErrNoNamespaces, os.ErrPermission), "seccomp=unconfined"},
+		{"gvisor", fmt.Errorf("check gvisor: %w: %w: %w", sandbox.ErrUnavailable, sandbox.ErrNoNamespaces, os.ErrPermission), "--isolation process"},
 		{"runc", &programs.NotFoundError{Name: "runc"}, "Install runc or crun"},
 		{"docker", fmt.Errorf("ask the engine: %w", sandbox.ErrUnavailable), "Start a Docker engine"},
 		{"gvisor", fmt.Errorf("runsc --version: %w: %w", sandbox.ErrUnavailable, &programs.NoExecError{Path: "/cache/runsc"}), "without noexec"},

@@ -27,7 +27,7 @@ func TestSessionHints(t *testing.T) {
 	own := &commandError{Problem: record.Problem{Cause: "no engine", Hint: "Start one."}}
 	for want, f := range map[string]runner.Fault{
 		"Start one.":               {Kind: runner.FaultSandboxStart, Err: fmt.Errorf("start: %w", own)},
-		"seccomp=unconfined":       {Kind: runner.FaultSandboxStart, Err: fmt.Errorf("runc run: %w: %w", sandbox.ErrNoNamespaces, syscall.EPERM)},
+		"process. For namespaces":  {Kind: runner.FaultSandboxStart, Err: fmt.Errorf("runc run: %w: %w", sandbox.ErrNoNamespaces, syscall.EPERM)},
 		"--service none":           {Kind: runner.FaultSandboxStart, Err: &sandbox.ServiceError{Program: "serve", Err: sandbox.ErrUnavailable}},
 		"caisson doctor shows":     {Kind: runner.FaultSandboxStart, Err: sandbox.ErrUnavailable},
 		"workdir, --workdir":       {Kind: runner.FaultSandboxStart, Err: fmt.Errorf("create: %w", &sandbox.MountError{Err: sandbox.ErrInvalid})},

@@ -38,6 +38,10 @@ type fakeBackend struct {
 	// runtime's name and version.
 	network, lost, runtime string
 	distant                bool
+	// isolation is the one to have. If confined is set, it is why there are no
+	// namespaces.
+	isolation sandbox.Isolation
+	confined  string
 	// refuses is the error of each Create, or "".
 	refuses string
 	// journal is a directory that a sweep removes, or "".
@@ -55,7 +59,22 @@ func (f *fakeBackend) Check(context.Context) (sandbox.Info, error) {
 	if f.runtime != "" {
 		info.Runtime, info.RuntimeVersion, _ = strings.Cut(f.runtime, " ")
 	}
-	return info, f.unavailable()
+	var err error
+	info.Isolation, err = f.chooseIsolation()
+	if info.Isolation == sandbox.IsolationProcess && f.isolation == "" {
+		info.NoNamespaces = f.confined
+	}
+	return info, errors.Join(err, f.unavailable())
+}
+
+func (f *fakeBackend) chooseIsolation() (sandbox.Isolation, error) {
+	switch {
+	case f.name == "gvisor" && (f.isolation == sandbox.IsolationProcess || f.isolation == "" && f.confined != ""):
+		return sandbox.IsolationProcess, nil
+	case f.name != "docker" && f.confined != "":
+		return "", fmt.Errorf("%w: %w: %s", sandbox.ErrUnavailable, sandbox.ErrNoNamespaces, f.confined)
+	}
+	return sandbox.IsolationNamespaces, nil
 }
 
 func (f *fakeBackend) unavailable() error {
@@ -204,10 +223,11 @@ func (s *fakeSandbox) Attestation() sandbox.Attestation {
 	if s.backend.lost != "" {
 		lost = []string{s.backend.lost}
 	}
+	isolation, _ := s.backend.chooseIsolation() // Check has succeeded
 	return sandbox.Attestation{
 		Lost: lost, Workspace: s.spec.Workspace.Path, WorkspaceMode: string(s.spec.Workspace.Mode),
 		Backend: s.backend.name, Runtime: "fake", RuntimeVersion: "1", Container: "fake", Image: "host", User: "10001:10001",
-		Capabilities: []string{}, GuestCapabilities: []string{}, Namespaces: []string{}, Seccomp: "filter", Network: "none", Localhost: []string{"127.0.0.1"},
+		Capabilities: []string{}, GuestCapabilities: []string{}, Isolation: isolation, Namespaces: []string{}, Seccomp: "filter", Network: "none", Localhost: []string{"127.0.0.1"},
 		Limits: sandbox.AttestedLimits{MemoryBytes: s.spec.Resources.MemoryBytes, PIDs: s.spec.Resources.PIDs},
 	}
 }

@@ -96,7 +96,7 @@ var startFaults = []fault{
 	{as[*programs.NotFoundError], exitSandboxStart, ""}, // startHint adds hints about programs
 	{as[*sandbox.MountError], exitInput, "Change the mount (mounts, --mount) or the workspace's path (workdir, --workdir), or use another image."},
 	{as[*images.UserError], exitInput, "Choose another user (user, --user), or another image."},
-	{is(sandbox.ErrNoNamespaces), exitSandboxStart, namespacesHint},
+	{is(sandbox.ErrNoNamespaces), exitSandboxStart, "gvisor works without namespaces, unless requirements refuse that: --backend gvisor --isolation process. " + namespacesHint},
 	{is(sandbox.ErrUnhealthy), exitSandboxStart, "Fix the service or its health check, give it more time with service.start_time, or run without it: --service none."},
 	{as[*programs.NoExecError], exitSandboxStart, ""},
 	{as[*programs.UnpackError], exitSandboxStart, ""},
@@ -199,7 +199,7 @@ func hintFor(kind any, subject string) string {
 	return strings.ReplaceAll(hints[kind], "%s", subject)
 }
 
-const namespacesHint = "In a container, start it with docker run --security-opt seccomp=unconfined (and apparmor=unconfined, if AppArmor confines it) " +
+const namespacesHint = "For namespaces in a container, start it with docker run --security-opt seccomp=unconfined (and apparmor=unconfined, if AppArmor confines it) " +
 	"and run Caisson as an ordinary user; runc needs --security-opt systempaths=unconfined too. Elsewhere allow this user to make user namespaces, or use the docker backend. In a chroot, run Caisson outside it."
 
 // describeError turns any error into a message with a hint and an exit status.

@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 // fakeMain is the program with backends that start no container. FAKE_DOCKER and
 // FAKE_GVISOR are the errors of backends. FAKE_NETWORK, FAKE_LOST and FAKE_RUNTIME say
 // what a command reaches, what is not protected and the runtime. FAKE_REFUSES is why no
-// sandbox starts. FAKE_LEFT names a remain of a dead owner, FAKE_SWEEPS lets a sweep
+// sandbox starts, FAKE_CONFINED why none has namespaces. FAKE_LEFT names a remain of a dead owner, FAKE_SWEEPS lets a sweep
 // remove everything noted, FAKE_UNMOUNTS lets it unmount workspaces. FAKE_LISTED names
 // a running session, listed with a dead one and another user's.
 func fakeMain() {
@@ -66,7 +66,7 @@ func fakeMain() {
 }
 
 func fakeBackends(s caisson.BackendSettings) (sandbox.Backend, error) {
-	b := &fakeBackend{name: s.Name, env: "FAKE_" + strings.ToUpper(s.Name), waiting: os.Getenv("FAKE_WAITING")}
+	b := &fakeBackend{name: s.Name, env: "FAKE_" + strings.ToUpper(s.Name), waiting: os.Getenv("FAKE_WAITING"), isolation: s.Isolation, confined: os.Getenv("FAKE_CONFINED")}
 	b.network, b.lost, b.runtime = os.Getenv("FAKE_NETWORK"), os.Getenv("FAKE_LOST"), os.Getenv("FAKE_RUNTIME")
 	b.refuses = os.Getenv("FAKE_REFUSES")
 	if os.Getenv("FAKE_SWEEPS") != "" {

@@ -39,6 +39,9 @@ func CheckBackends(ctx context.Context, b Backends) []Finding {
 		f := &found[0]
 		if f.Result == Failed && b.Asked != name {
 			f.Result = Absent
+			if name == "runc" && errors.Is(f.Err, sandbox.ErrNoNamespaces) { // the hint is beside the namespaces
+				f.Detail, f.Err = f.Err.Error(), nil
+			}
 		}
 		usable = usable || f.Result == OK && (b.Asked == name || b.Asked == "auto" && name != "runc")
 		out = append(out, found...)
@@ -74,6 +77,12 @@ func (b Backends) check(ctx context.Context, name string) []Finding {
 	}
 	if info.Rootless {
 		detail += ", rootless"
+	}
+	if info.Isolation == sandbox.IsolationProcess {
+		detail += ", without namespaces"
+	}
+	if info.NoNamespaces != "" {
+		detail += ", because " + info.NoNamespaces
 	}
 	if info.Remapped {
 		detail += ", with userns-remap"

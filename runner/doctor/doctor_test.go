@@ -53,7 +53,7 @@ func requireFinding(t *testing.T, name string, findings []Finding, result Result
 func TestDoctorMachine(t *testing.T) {
 	good := machine{
 		proc:     files(t, map[string]string{"sys/user/max_user_namespaces": "15000", "self/uid_map": "0 0 4294967295", "self/gid_map": "0 0 4294967295"}),
-		Machine:  Machine{Cgroups: func() (Cgroups, error) { return Cgroups{Version: "v2", Swap: true}, nil }, UserNamespace: func() error { return nil }},
+		Machine:  Machine{Cgroups: func() (Cgroups, error) { return Cgroups{Version: "v2", Swap: true}, nil }, UserNamespace: func() error { return nil }, Mount: func() error { return nil }, Landlock: func() (int, error) { return 6, nil }},
 		features: []feature{{name: "openat2", needed: true, hint: "newer", try: func() error { return nil }}},
 	}
 	group := func(i Cgroups, err error) func(*machine) {
@@ -68,6 +68,16 @@ func TestDoctorMachine(t *testing.T) {
 	feat := func(needed bool) func(*machine) {
 		return func(m *machine) {
 			m.features = []feature{{name: "thing", needed: needed, lost: "something is lost", hint: "newer", try: func() error { return unix.ENOSYS }}}
+		}
+	}
+	landlock := func(version int, err error) func(*machine) {
+		return func(m *machine) { m.Landlock = func() (int, error) { return version, err } }
+	}
+	confined := func(more func(*machine)) func(*machine) {
+		return func(m *machine) {
+			m.UserNamespace = func() error { return unix.EPERM }
+			m.Mount = m.UserNamespace
+			more(m)
 		}
 	}
 	for _, tt := range []struct {
@@ -86,14 +96,22 @@ func TestDoctorMachine(t *testing.T) {
 		{"no cgroup is delegated to an ordinary user", user(group(Cgroups{Version: "v2", Missing: []string{"cpu"}}, nil)), OK, "none with cpu, memory and pids is delegated to this user"},
 		{"cgroups that were delegated to an ordinary user", user(group(Cgroups{Version: "v2", Swap: true}, nil)), OK, "version 2; cpu, memory, pids and swap can be limited"},
 		{"no user namespaces, root", sysctl("user/max_user_namespaces", "0"), Warning, "run as the owner's own uid"},
-		{"no user namespaces, a user", user(sysctl("user/max_user_namespaces", "0")), Warning, "gvisor and runc can't be used by an ordinary user"},
+		{"no user namespaces, a user", user(sysctl("user/max_user_namespaces", "0")), Warning, "for an ordinary user, gvisor runs without namespaces, and runc can't be used"},
 		{"Debian's switch, a user", user(sysctl("kernel/unprivileged_userns_clone", "0")), Warning, "kernel.unprivileged_userns_clone is 0"},
 		{"Ubuntu's switch, a user", user(sysctl("kernel/apparmor_restrict_unprivileged_userns", "1")), Warning, "kernel.apparmor_restrict_unprivileged_userns is 1"},
 		{"Ubuntu's switch, root", sysctl("kernel/apparmor_restrict_unprivileged_userns", "1"), "", "apparmor_restrict"},
+		{"a container's root", confined(func(*machine) {}), Warning, "root may not mount here: gvisor runs without namespaces"},
+		{"a container's user", user(confined(func(*machine) {})), Warning, "none can be made (operation not permitted): gvisor runs without"},
+		{"root who may mount, and make no namespace", func(m *machine) { m.UserNamespace = func() error { return unix.EPERM } }, Warning, "none can be made: operation not permitted"},
+		{"Landlock", confined(func(*machine) {}), OK, "version 6"},
+		{"no Landlock in a container", confined(landlock(0, unix.EOPNOTSUPP)), Warning, "none that gvisor can use (operation not supported)"},
+		{"no Landlock for a user without namespaces", user(func(m *machine) { sysctl("user/max_user_namespaces", "0")(m); landlock(0, unix.ENOSYS)(m) }), Warning, "none that gvisor can use"},
+		{"no Landlock elsewhere", landlock(0, unix.ENOSYS), Absent, "none that gvisor can use (function not implemented)"},
 		{"root of a small user namespace", func(m *machine) { m.proc = files(t, map[string]string{"self/uid_map": "0 1000 1\n1 100000 5000\n"}) }, Warning, "without id 10001, which commands have (uid_map"},
 		{"root of a large user namespace", func(m *machine) {
 			m.proc = files(t, map[string]string{"self/uid_map": "0 1000 1\n1 100000 65536\n", "self/gid_map": "0 1000 1\n1 100000 65536\n"})
 		}, OK, "root; commands run as uid 10001"},
+		{"a container's user, and files", user(confined(func(*machine) {})), OK, "uid 1000; gvisor shows this user's files as the commands' own"},
 		{"an ordinary user", user(func(*machine) {}), OK, "uid 1000; gvisor and runc have this one uid"},
 	} {
 		m := good
@@ -105,23 +123,18 @@ func TestDoctorMachine(t *testing.T) {
 			t.Errorf("control: a good machine has %+v", f)
 		}
 	}
-	if found := CheckMachine(Machine{Cgroups: good.Cgroups, UserNamespace: good.UserNamespace, Mount: good.UserNamespace}); len(found) < 5 {
+	if found := CheckMachine(good.Machine); len(found) < 5 {
 		t.Errorf("of this machine: %+v", found)
 	}
 }
 
-// A feature that the kernel refuses to this process needs another process, not
-// another kernel.
+// A kernel that refuses mounts to this process has id-mapped ones: that root may
+// not mount is told once, and is no loss with gvisor.
 func TestForbiddenFeature(t *testing.T) {
-	for errno, want := range map[unix.Errno]string{unix.EPERM: "elsewhere", unix.ENOSYS: "newer"} {
-		m := machine{proc: t.TempDir(), features: []feature{{name: "thing", hint: "newer", denied: "elsewhere", try: func() error { return errno }}}}
-		if f := m.checkKernel(); len(f) != 1 || f[0].Hint != want {
-			t.Errorf("%v: %+v, want %q", errno, f, want)
-		}
-	}
-	for _, f := range kernelFeatures(func() error { return nil }) {
-		if f.name == "id-mapped mounts" && f.denied == "" {
-			t.Error("nothing is said for id-mapped mounts that are forbidden")
+	for errno, lost := range map[unix.Errno]bool{unix.EPERM: false, unix.ENOSYS: true} {
+		m := machine{proc: t.TempDir(), features: kernelFeatures(func() error { return errno })}
+		if got := slices.ContainsFunc(m.checkKernel(), func(f Finding) bool { return strings.Contains(f.Detail, "no id-mapped mounts") }); got != lost {
+			t.Errorf("%v: lost %v, want %v", errno, got, lost)
 		}
 	}
 }

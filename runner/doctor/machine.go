@@ -23,6 +23,9 @@ type Machine struct {
 	// UserNamespace creates a user namespace, and Mount an id-mapped mount.
 	// Both drop it.
 	UserNamespace, Mount func() error
+	// Landlock returns its version. It fails if there is none that gvisor can
+	// use.
+	Landlock func() (int, error)
 }
 
 // Cgroups are the limits that this process can set. The fields are as in
@@ -60,14 +63,12 @@ type feature struct {
 	lost   string
 	hint   string
 	advice Advice
-	// denied is the hint if the kernel has the feature but refuses it to this
-	// process (EPERM).
-	denied string
 }
 
 func (m machine) check() []Finding {
 	findings := append([]Finding{m.checkSystem()}, m.checkKernel()...)
-	return append(findings, m.checkCgroups(), m.checkNamespaces(), m.checkIdentities())
+	namespaces, confined := m.checkNamespaces()
+	return append(findings, m.checkCgroups(), namespaces, m.checkLandlock(confined), m.checkIdentities(confined))
 }
 
 func (m machine) checkSystem() Finding {
@@ -105,9 +106,6 @@ func (m machine) checkKernel() []Finding {
 			continue
 		}
 		found := Finding{Check: check, Result: Warning, Detail: fmt.Sprintf("no %s (%v): %s", f.name, err, f.lost), Hint: f.hint, Advice: f.advice}
-		if errors.Is(err, fs.ErrPermission) && f.denied != "" {
-			found.Hint, found.Advice = f.denied, ""
-		}
 		if f.needed {
 			found.Result, found.Fault = Failed, FaultSandbox
 			found.Detail = fmt.Sprintf("no %s (%v): no sandbox can be started", f.name, err)
@@ -164,8 +162,11 @@ var sysctls = []struct{ file, off, fix string }{
 
 // checkNamespaces checks whether user namespaces can be created. Ordinary
 // users' sandboxes consist of them; root's map the workspace's owner with one.
-func (m machine) checkNamespaces() Finding {
+// confined reports that no sandbox can have namespaces: gvisor then runs
+// without.
+func (m machine) checkNamespaces() (_ Finding, confined bool) {
 	const check = "user namespaces"
+	confined = m.uid == 0 && errors.Is(m.Mount(), fs.ErrPermission)
 	for i, s := range sysctls {
 		if m.uid == 0 && i > 0 {
 			break // these bind ordinary users
@@ -174,22 +175,51 @@ func (m machine) checkNamespaces() Finding {
 			continue
 		}
 		f := Finding{Check: check, Result: Warning, Hint: "As root: " + s.fix + "."}
-		f.Detail = strings.ReplaceAll(s.file, "/", ".") + " is " + s.off + ": gvisor and runc can't be used by an ordinary user"
+		f.Detail = strings.ReplaceAll(s.file, "/", ".") + " is " + s.off + ": for an ordinary user, gvisor runs without namespaces, and runc can't be used"
 		if m.uid == 0 {
 			f.Detail = strings.ReplaceAll(s.file, "/", ".") + " is " + s.off + ": a workspace's files can't be mapped to its owner, so commands run as the owner's own uid"
+			return f, confined
 		}
-		return f
+		return f, true
 	}
-	if err := m.UserNamespace(); err != nil {
-		return Finding{Check: check, Result: Warning, Detail: fmt.Sprintf("none can be made: %v", err), Advice: AdviseNamespaces}
+	err := m.UserNamespace()
+	switch {
+	case confined:
+		return Finding{Check: check, Result: Warning, Detail: "root may not mount here: gvisor runs without namespaces, and runc can't be used", Advice: AdviseNamespaces}, true
+	case err != nil && m.uid != 0:
+		return Finding{Check: check, Result: Warning, Detail: fmt.Sprintf("none can be made (%v): gvisor runs without, and runc can't be used", err), Advice: AdviseNamespaces}, true
+	case err != nil:
+		return Finding{Check: check, Result: Warning, Detail: fmt.Sprintf("none can be made: %v", err), Advice: AdviseNamespaces}, false
 	}
-	return Finding{Check: check, Result: OK, Detail: "can be made"}
+	return Finding{Check: check, Result: OK, Detail: "can be made"}, false
+}
+
+// checkLandlock checks what gvisor uses instead of namespaces.
+func (m machine) checkLandlock(confined bool) Finding {
+	const check = "landlock"
+	version, err := m.Landlock()
+	switch {
+	case err == nil:
+		return Finding{Check: check, Result: OK, Detail: fmt.Sprintf("version %d", version)}
+	case !confined:
+		return Finding{Check: check, Result: Absent, Detail: fmt.Sprintf("none that gvisor can use (%v); with namespaces, it needs none", err)}
+	}
+	return Finding{
+		Check: check, Result: Warning, Detail: fmt.Sprintf("none that gvisor can use (%v): it has neither this nor namespaces to keep its file server from this user's other files", err),
+		Hint: "Use Linux 5.19 or newer with landlock among its security modules (lsm=), and a seccomp profile that allows it.",
+	}
 }
 
 // checkIdentities checks the user IDs of commands in sandboxes and of their
 // files.
-func (m machine) checkIdentities() Finding {
+func (m machine) checkIdentities(confined bool) Finding {
 	const check = "identities"
+	if m.uid != 0 && confined {
+		return Finding{
+			Check: check, Result: OK,
+			Detail: fmt.Sprintf("uid %d; gvisor shows this user's files as the commands' own, and subordinate ids are not needed", m.uid),
+		}
+	}
 	if m.uid != 0 {
 		return Finding{
 			Check: check, Result: OK,
@@ -261,13 +291,18 @@ func kernelFeatures(tryMount func() error) []feature {
 		},
 		{
 			name: "id-mapped mounts", rootOnly: true, hint: newer("5.12"),
-			lost:   "commands run as the workspace's owner's own uid, and can't run in a workspace of root's",
-			denied: "The kernel has them, and forbids this process to mount, as in a container: run Caisson as root of the machine, or as an ordinary user who owns the workspace, for whom nothing has to be mapped.",
-			try:    tryMount,
+			lost: "commands run as the workspace's owner's own uid, and can't run in a workspace of root's",
+			try: func() error {
+				err := tryMount()
+				if errors.Is(err, fs.ErrPermission) {
+					return nil // the kernel has them; checkNamespaces says that root may not mount
+				}
+				return err
+			},
 		},
 		{
 			name: "overlay", advice: AdviseOverlay,
-			lost: "overlay mode can't be used by gvisor and runc",
+			lost: "overlay mode can't be used by runc, and by gvisor only without namespaces",
 			try: func() error {
 				text, err := os.ReadFile("/proc/filesystems")
 				if err == nil && !strings.Contains(string(text), "\toverlay\n") {

@@ -183,16 +183,12 @@ func makeWorkspace(workspace string, places ...string) (path string, err error) 
 // checkAttestation describes the sandbox. It leaves out losses that are in the
 // backend's own finding.
 func (t SmokeTest) checkAttestation(a sandbox.Attestation, info sandbox.Info, took time.Duration, notes []string) Finding {
-	memory := "memory without a limit"
-	if a.Limits.MemoryBytes > 0 {
-		memory = limits.FormatSize(a.Limits.MemoryBytes) + " of memory"
+	backend := a.Backend
+	if a.Isolation == sandbox.IsolationProcess {
+		backend += " without namespaces"
 	}
-	processes := "processes without a limit"
-	if a.Limits.PIDs > 0 {
-		processes = fmt.Sprintf("%d processes", a.Limits.PIDs)
-	}
-	detail := fmt.Sprintf("%s in %s, image %s, %s; commands are %s, seccomp %s, %s, %s", a.Backend, took.Round(10*time.Millisecond), a.Image,
-		a.WorkspaceMode, a.User, a.Seccomp, memory, processes)
+	detail := fmt.Sprintf("%s in %s, image %s, %s; commands are %s, seccomp %s, %s", backend, took.Round(10*time.Millisecond), a.Image,
+		a.WorkspaceMode, a.User, a.Seccomp, describeLimits(a.Limits))
 	detail = strings.Join(append([]string{detail}, notes...), "; ")
 	f := Finding{Check: checkStart, Result: OK, Detail: detail}
 	lost := slices.DeleteFunc(slices.Clone(a.Lost), func(text string) bool { return slices.Contains(info.Lost, text) })
@@ -211,6 +207,18 @@ func (t SmokeTest) checkAttestation(a sandbox.Attestation, info sandbox.Info, to
 		f.Detail += "; not protected here: " + strings.Join(lost, " ")
 	}
 	return f
+}
+
+func describeLimits(l sandbox.AttestedLimits) string {
+	memory := "memory without a limit"
+	if l.MemoryBytes > 0 {
+		memory = limits.FormatSize(l.MemoryBytes) + " of memory"
+	}
+	processes := "processes without a limit"
+	if l.PIDs > 0 {
+		processes = fmt.Sprintf("%d processes", l.PIDs)
+	}
+	return memory + ", " + processes
 }
 
 // warnOfFileSystem turns a successful start into a warning if it was on another

@@ -28,6 +28,9 @@ func TestDoctorTrialLimits(t *testing.T) {
 			t.Errorf("%s: %+v, want the end %q", tt.name, got, tt.words)
 		}
 	}
+	if got := s.checkAttestation(sandbox.Attestation{Backend: "gvisor", Isolation: sandbox.IsolationProcess}, sandbox.Info{}, 0, nil); !strings.HasPrefix(got.Detail, "gvisor without namespaces in ") {
+		t.Errorf("without namespaces: %+v", got)
+	}
 	if got := s.checkAttestation(sandbox.Attestation{}, sandbox.Info{}, 0, nil); got.Result != Warning || !strings.Contains(got.Detail, "localhost has no address") {
 		t.Errorf("without localhost: %+v", got)
 	}

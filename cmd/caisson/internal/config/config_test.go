@@ -12,6 +12,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/policy"
 )
@@ -202,13 +203,14 @@ func TestRequirementsOnlyTighten(t *testing.T) {
 		}
 	})
 	t.Run("choices", func(t *testing.T) {
-		path := req(t, "backends: [gvisor]\nimages: [host, 'debian:*']\ngit: ro\nuser: owner\nmode: overlay\non_prompt: deny\nrefuse_caller_owns_files: true\nrefuse_system_workspace: true\nrefuse_writable_root: true")
+		path := req(t, "backends: [gvisor]\nimages: [host, 'debian:*']\ngit: ro\nuser: owner\nmode: overlay\nisolation: namespaces\non_prompt: deny\nrefuse_caller_owns_files: true\nrefuse_system_workspace: true\nrefuse_writable_root: true")
 		for flag, wants := range map[string]map[string]bool{
 			"backend":                 {"auto": true, "gvisor": true, "docker": false},
 			"image":                   {"host": true, "debian:12": true, "evil": false},
 			"git":                     {"ro": true, "commit": false},
 			"user":                    {"owner": true, "root": false},
 			"mode":                    {"overlay": true, "bind": false},
+			"isolation":               {"namespaces": true, "auto": false, "process": false},
 			"on-prompt":               {"deny": true, "fail": false, "allow": false},
 			"caller-owns-files":       {"false": true, "true": false},
 			"accept-system-workspace": {"false": true, "true": false},
@@ -227,6 +229,18 @@ func TestRequirementsOnlyTighten(t *testing.T) {
 					t.Errorf("%s=%s: %v, want allowed %v", flag, v, err, ok)
 				}
 			}
+		}
+	})
+	t.Run("isolation", func(t *testing.T) {
+		for text, want := range map[string]sandbox.Isolation{"git: ro": "", "isolation: auto": "", "isolation: process": "", "isolation: namespaces": sandbox.IsolationNamespaces} {
+			c, err := Load(Options{Requirements: req(t, text), RequirementsUID: uid})
+			if err != nil || c.SandboxIsolation() != want {
+				t.Errorf("%q: %v, %q, want %q", text, err, c.SandboxIsolation(), want)
+			}
+		}
+		c, err := Load(Options{Flags: File{Bounds: Bounds{Isolation: new("process")}}, Requirements: req(t, "isolation: process"), RequirementsUID: uid})
+		if err != nil || c.SandboxIsolation() != sandbox.IsolationProcess {
+			t.Errorf("asked for: %v, %q", err, c.SandboxIsolation())
 		}
 	})
 	t.Run("policy", func(t *testing.T) {

@@ -118,7 +118,7 @@ func Load(o Options) (Config, error) {
 	}
 	c.origins.noteChanges(before, c.File, "requirements")
 	// These have no value before the requirements are known.
-	for key, required := range map[string]*string{"mode": c.Requirements.Mode, "cache_use": c.Requirements.CacheUse} {
+	for key, required := range map[string]*string{"mode": c.Requirements.Mode, "isolation": c.Requirements.Isolation, "cache_use": c.Requirements.CacheUse} {
 		if required == nil && c.origins[key] == "requirements" {
 			c.origins[key] = "built-in"
 		}
@@ -305,7 +305,7 @@ func (c *Config) checkValues() error {
 			return &Error{Where: v.Key, Message: v.Text + " is not an absolute path"}
 		}
 	}
-	for _, check := range []func() error{c.checkVariables, c.checkMounts, c.checkCaches, c.checkRoot, c.checkService, c.checkServers} {
+	for _, check := range []func() error{c.checkVariables, c.checkMounts, c.checkCaches, c.checkRoot, c.checkIsolation, c.checkService, c.checkServers} {
 		if err := check(); err != nil {
 			return err
 		}

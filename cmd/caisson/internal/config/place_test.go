@@ -44,6 +44,8 @@ func TestFaultsHavePlaces(t *testing.T) {
 		"read-only mounts":  {user: "mounts: [{from: /srv/a, to: /x, read_only: true}, {from: /srv/b, to: /y}]\n", required: "writable_mounts: []\n", want: "requirements: mounts /srv/b is not allowed"},
 		"required env_from": {user: "env_from: [CI_A, B]\n", required: "env_from: [CI_*]\n", want: "requirements: env_from B is not allowed"},
 		"required cache":    {user: "cache_use: writable\n", required: "cache_use: frozen\n", want: "requirements: cache_use writable is not allowed"},
+		"isolation":         {user: "backend: runc\nisolation: process\n", want: "USER:2:12: isolation: backend runc has no isolation process"},
+		"isolation flag":    {user: "backend: docker\n", flags: File{Bounds: Bounds{Isolation: new("process")}}, want: "--isolation: backend docker has no isolation process"},
 		"profile":           {user: "backend: auto\nprofiles:\n  fast:\n    backend: podman\n", profile: "fast", want: "USER:4:14: backend: "},
 		"requirements":      {required: "mode: both\n", want: "REQUIRED:1:7: requirements.mode: "},
 		"their preset":      {required: "policy:\n  preset: lax\n", want: "REQUIRED:2:11: requirements.policy.preset: "},

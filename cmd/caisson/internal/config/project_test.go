@@ -51,6 +51,7 @@ func TestProjectTakesNothingThatLoosens(t *testing.T) {
 		"grace":              {"grace: 1h", `can't set "grace"`, false},
 		"git":                {"git: commit", "git: commit would loosen", false},
 		"mode":               {"mode: bind", "mode: bind would loosen", false},
+		"isolation":          {"isolation: process", "isolation: process would loosen", false},
 		"on_prompt":          {"on_prompt: allow", "on_prompt: allow would loosen", false},
 		"refuse_lost":        {"refuse_lost: false", "refuse_lost: false would loosen", false},
 		"instruction files":  {"instruction_files: true", "instruction_files: true would loosen", false},

@@ -14,13 +14,10 @@ func (c *Config) applyRequirements() error {
 	if err := c.checkChoices(); err != nil {
 		return err
 	}
+	c.Mode = cmp.Or(c.Mode, new("bind"))
+	c.Isolation = cmp.Or(c.Isolation, new("auto"))
+	c.CacheUse = cmp.Or(c.CacheUse, new("writable"))
 	tightenValue(reflect.ValueOf(&c.Bounds).Elem(), reflect.ValueOf(r.Bounds))
-	if c.Mode == nil {
-		c.Mode = new("bind")
-	}
-	if c.CacheUse == nil {
-		c.CacheUse = new("writable")
-	}
 	return cmp.Or(c.Fetch.narrowTo("requirements", r.Fetch), c.Egress.narrowTo("requirements", r.Egress))
 }
 

@@ -96,6 +96,23 @@ func (c *Config) checkRoot() error {
 	return nil
 }
 
+// SandboxIsolation returns the isolation that sandboxes must have, or "" for the
+// strongest that works.
+func (c *Config) SandboxIsolation() sandbox.Isolation {
+	if *c.Isolation == "auto" {
+		return ""
+	}
+	return sandbox.Isolation(*c.Isolation)
+}
+
+// checkIsolation refuses a backend that can't have the isolation.
+func (c *Config) checkIsolation() error {
+	if b := *c.Backend; valueOr(c.Isolation, "") == string(sandbox.IsolationProcess) && b != "auto" && b != "gvisor" {
+		return &Error{Where: "isolation", Message: "backend " + b + " has no isolation process", Hint: "set backend to gvisor or auto, or take isolation out"}
+	}
+	return nil
+}
+
 // Toolchains returns the directories that image host shows, as absolute paths.
 func (c *Config) Toolchains() ([]string, error) {
 	var out []string

@@ -117,6 +117,8 @@ type Bounds struct {
 	User *string `yaml:"user" flag:"user" letter:"u" value:"WHO" group:"Sandbox" default:"owner" enum:"owner image root" tighten:"owner image root" doc:"user of commands: owner, without privileges; image, the image's USER; or root, only in the container (gvisor, runc, docker with runsc)"`
 	// Mode is "bind" unless a layer or the requirements set it.
 	Mode *string `yaml:"mode" flag:"mode" value:"MODE" group:"Sandbox" enum:"bind overlay copy" tighten:"copy overlay bind" doc:"how commands get the workspace: bind, which changes it directly; overlay, which leaves it unchanged; or copy, which sends it, for example to an engine on another machine"`
+	// Isolation is "auto" unless a layer or the requirements set it.
+	Isolation *string `yaml:"isolation" flag:"isolation" value:"HOW" group:"Sandbox" shown:"auto" enum:"auto namespaces process" tighten:"namespaces auto process" doc:"how the sandbox is separated from this machine: namespaces; process, which is gvisor without namespaces and works in any container; or auto, the strongest that works"`
 	// CacheUse is "writable" unless a layer or the requirements set it.
 	CacheUse         *string   `yaml:"cache_use" flag:"cache-use" value:"HOW" group:"Sandbox" shown:"writable" enum:"writable frozen none" tighten:"none frozen writable" doc:"how commands use the caches: writable, frozen (what they write is dropped) or none"`
 	OnPrompt         *string   `yaml:"on_prompt" flag:"on-prompt" value:"WHAT" group:"Policy" default:"deny" enum:"deny fail allow" tighten:"deny fail allow" doc:"what to do about a prompt if nobody can be asked: deny, fail or allow"`
