@@ -30,12 +30,16 @@ func TryUserNamespace() error {
 	return err
 }
 
-// TryMount returns nil if this process can change mounts, or the reason why
-// not. The kernel checks the permission before the invalid descriptor.
+// TryMount returns nil if this process can change mounts and its root, or the
+// reason why not. The kernel checks the permission before the invalid
+// arguments. Docker's seccomp profile forbids pivot_root(2) to root in a
+// container even with CAP_SYS_ADMIN.
 func TryMount() error {
-	err := unix.MountSetattr(-1, "", 0, &unix.MountAttr{})
-	if errors.Is(err, unix.EBADF) {
-		return nil
+	if err := unix.MountSetattr(-1, "", 0, &unix.MountAttr{}); err != nil && !errors.Is(err, unix.EBADF) {
+		return err
 	}
-	return err
+	if err := unix.PivotRoot("", ""); !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	return nil
 }

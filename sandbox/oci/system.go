@@ -105,8 +105,10 @@ func explainFailure(err error) error {
 		return err
 	}
 	cause := checkUserNamespace()
-	if cause == nil && strings.Contains(err.Error(), `error mounting "proc"`) {
-		cause = sandbox.ErrNoNamespaces // runc: a container's masked /proc forbids mounting another
+	if cause == nil && (strings.Contains(err.Error(), `error mounting "proc"`) || strings.Contains(err.Error(), "pivot_root failed")) {
+		// runc: a container's masked /proc forbids mounting another. runsc: a
+		// seccomp profile forbids pivot_root, which shows only inside.
+		cause = sandbox.ErrNoNamespaces
 	}
 	if cause != nil {
 		return fmt.Errorf("%w: %w", cause, err)

@@ -53,11 +53,12 @@ func TestRootThatMayNotMount(t *testing.T) {
 		t.Errorf("where root may not mount: %v", err)
 	}
 	tryUserNamespace = func() error { return nil }
-	raw := fmt.Errorf("%w: error mounting \"proc\" to rootfs: operation not permitted", sandbox.ErrUnavailable)
-	if err := explainFailure(raw); !errors.Is(err, sandbox.ErrNoNamespaces) {
-		t.Errorf("a refused /proc: %v", err)
+	for _, text := range []string{`error mounting "proc" to rootfs: operation not permitted`, "error setting up chroot: pivot_root failed, make sure that the root mount has a parent: operation not permitted"} {
+		if err := explainFailure(fmt.Errorf("%w: %s", sandbox.ErrUnavailable, text)); !errors.Is(err, sandbox.ErrNoNamespaces) {
+			t.Errorf("%s: %v", text, err)
+		}
 	}
-	raw = fmt.Errorf("%w: error mounting \"/x\" to rootfs", sandbox.ErrUnavailable)
+	raw := fmt.Errorf("%w: error mounting \"/x\" to rootfs", sandbox.ErrUnavailable)
 	if err := explainFailure(raw); errors.Is(err, sandbox.ErrNoNamespaces) {
 		t.Errorf("another mount: %v", err)
 	}
