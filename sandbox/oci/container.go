@@ -232,6 +232,7 @@ func (c *container) writeBundle() (err error) {
 		return fmt.Errorf("image %s: %w", p.Spec.Image, err)
 	}
 	c.plan.traits, c.plan.resources, c.plan.ceiling = b.traits, p.Spec.Resources, b.hardLimit
+	c.plan.oomScore = oomScore(readText("/proc/self", "oom_score_adj"))
 	c.plan.identity, c.plan.image, c.plan.files, c.plan.workspace = c.identity(p.Mounts), p.Image, p.FileBinds(), p.Mounts.Binds
 	c.plan.further, c.plan.lowPorts = p.Mounts.Further, p.BindsLowPorts()
 	c.plan.hosted = c.hosted

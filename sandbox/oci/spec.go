@@ -50,6 +50,8 @@ type plan struct {
 	// owners maps the owners of the files that don't belong to the session: the
 	// root, the image and the files of every container.
 	owners workmount.IDMaps
+	// oomScore is for every process; see [oomScore].
+	oomScore int
 	// ceiling returns the host's hard limit of this name, which an ordinary
 	// user can't raise, or -1 for none.
 	ceiling func(name string) int64
@@ -130,7 +132,7 @@ func (p plan) process() *specs.Process {
 		// Only ambient capabilities survive the exec of a uid other than 0.
 		set.Inheritable, set.Ambient = caps, caps
 	}
-	score := harden.OOMScore
+	score := p.oomScore
 	return &specs.Process{
 		User:            specs.User{UID: uint32(p.identity.guestUID), GID: uint32(p.identity.guestGID)},
 		Args:            []string{sandbox.GuestPath},

@@ -43,7 +43,7 @@ func plans(t *testing.T) map[string]plan {
 			{Source: "/state/ses_1/mounts/home", Target: sandbox.HomeDir, Dir: true},
 		},
 		furtherTmpfs: []harden.Tmpfs{{Path: "/data/tmp", Bytes: 1 << 20, Mode: 0o700, UID: 10001, GID: 10001, Exec: true}},
-		ceiling:      func(string) int64 { return -1 },
+		ceiling:      func(string) int64 { return -1 }, oomScore: 500,
 		workspace: []workmount.Bind{
 			{Source: "/state/ses_1/mounts/workspace", Target: "/workspace", Dir: true},
 			{Source: "/state/ses_1/mounts/git", Target: "/workspace/.git", Dir: true, ReadOnly: true},

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/harden"
 )
 
 // chooseIsolation returns what a sandbox that starts now has, or why it can't
@@ -209,6 +211,15 @@ func onCgroupFS(dir string) (bool, error) {
 // a moment.
 func pauseBriefly() {
 	_, _ = unix.Poll(nil, 1)
+}
+
+// oomScore returns the oom_score_adj of a container's processes. Like
+// harden.OOMScore it makes the kernel choose them before Caisson, whose own is
+// given. Kubernetes sets that to up to 1000, which nobody without privileges may
+// lower.
+func oomScore(own string) int {
+	n, _ := strconv.Atoi(own)
+	return min(n+harden.OOMScore, 1000)
 }
 
 // hardLimit returns this process's hard limit if it can't raise it, otherwise

@@ -93,3 +93,11 @@ func TestChooseIsolation(t *testing.T) {
 		}
 	}
 }
+
+func TestOOMScore(t *testing.T) {
+	for own, want := range map[string]int{"0": 500, "": 500, "-997": -497, "3": 503, "967": 1000, "1000": 1000} {
+		if got := oomScore(own); got != want {
+			t.Errorf("beside %q: %d, want %d", own, got, want)
+		}
+	}
+}
