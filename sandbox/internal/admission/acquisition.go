@@ -20,7 +20,7 @@ type acquisition struct {
 }
 
 // acquireAll acquires what the start needs, in this order: the head of this
-// process's queue, the head of the group, memory, a slot.
+// process's queue, the head of the group, memory and threads, a slot.
 func (a *acquisition) acquireAll(ctx context.Context) error {
 	s := a.semaphore
 	starts := fmt.Sprintf("for other sandboxes to start: %d at once", s.opts.Starts)
@@ -37,7 +37,7 @@ func (a *acquisition) acquireAll(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	if err := a.pollUntilFree(ctx, func() (string, error) { return a.reserveMemory(ctx) }); err != nil {
+	if err := a.pollUntilFree(ctx, func() (string, error) { return a.reserve(ctx) }); err != nil {
 		return err
 	}
 	return a.pollUntilFree(ctx, func() (string, error) {

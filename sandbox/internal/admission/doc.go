@@ -1,13 +1,14 @@
 // Package admission decides when a sandbox may start. It bounds how many start
 // at once, so that they don't time out, and how much memory the running ones
-// are expected to use. It covers all of a user's processes that share a state
-// directory. It needs no server: each permission is a lock on a file below the
-// state directory, and ends with the process that holds it.
+// are expected to use. In a container job with a limit of processes, it also
+// bounds how many threads they may use. It covers all of a user's processes that
+// share a state directory. It needs no server: each permission is a lock on a
+// file below the state directory, and ends with the process that holds it.
 //
 //	admission/GROUP.head     held by the acquisition at the head of a group; contains its PID
 //	admission/GROUP-N.slot   held while a sandbox starts; contains the holder's PID
 //	admission/memory.lock    held while reservations are added up
-//	admission/N.memory       held while a sandbox exists; contains the bytes reserved for it
+//	admission/N.memory       held while a sandbox exists; contains the bytes and threads reserved for it
 //
 // The files are never removed. They are reused, so there are only as many as
 // were ever held at once.

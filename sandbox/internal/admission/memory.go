@@ -10,9 +10,10 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/limits/state"
+	"github.com/caisson-run/caisson/sandbox"
 )
 
-// Memory is the machine's memory, in bytes.
+// Memory is the memory of the machine, or of a job that has less, in bytes.
 type Memory struct{ Total, Available int64 }
 
 const (
@@ -23,16 +24,59 @@ const (
 	// minExpected is what a sandbox with a small command is expected to use.
 	minExpected = 64 << 20
 	// Everything else gets the machine's memory divided by reserveDivisor, and
-	// at least minReserve.
-	minReserve     = 512 << 20
-	reserveDivisor = 16
+	// at least minReserve, but no more than a part of a small machine or job.
+	minReserve        = 512 << 20
+	reserveDivisor    = 16
+	maxReserveDivisor = 4
 )
 
 func expectedUse(limit int64) int64 { return min(limit, max(limit/limitDivisor, minExpected)) }
 
-// reserveMemory reserves memory for the sandbox, or returns the reason to wait.
-// It never refuses the only sandbox, since no other could free memory.
-func (a *acquisition) reserveMemory(ctx context.Context) (reason string, err error) {
+// Job describes a sandbox that shares the limits of the container job around
+// this process, with Caisson and everything else in the job.
+type Job struct {
+	// Read returns what the job has of the machine's memory, and its threads.
+	Read func(machine Memory) (Memory, Threads, error)
+	// MostThreads is how many threads of the machine the sandbox can use, and
+	// LeastThreads the fewest that it can do with.
+	LeastThreads, MostThreads int64
+}
+
+// Threads is a job's limit of processes and threads.
+type Threads struct {
+	// Limit is 0 if there is none. Used is how many the job has now.
+	Limit, Used int64
+	// Idle is how many of Used are at least one sandbox's.
+	Idle int64
+}
+
+// spareThreads is for those that Caisson itself still starts.
+const spareThreads = 12
+
+// fit returns how many of the job's threads a sandbox may use beside those that
+// hold the given reservations, or the reason to wait. If it is the only one, no
+// other could free any, so there is an error instead. Without a limit, granted
+// is 0.
+func (t Threads) fit(j Job, held reservations) (granted int64, reason string, err error) {
+	if t.Limit == 0 {
+		return 0, "", nil
+	}
+	others := max(t.Used-held.threadHolders*t.Idle, 0)
+	free := t.Limit - others - held.threads - spareThreads
+	switch {
+	case free >= j.LeastThreads:
+		return min(free, j.MostThreads), "", nil
+	case held.threadHolders == 0:
+		return 0, "", fmt.Errorf("%w: a sandbox needs %d processes and threads, and this job may have %d, of which %d are in use: raise the job's limit (such as docker run --pids-limit)",
+			sandbox.ErrUnavailable, j.LeastThreads+spareThreads, t.Limit, t.Used)
+	}
+	return 0, fmt.Sprintf("for processes: of the %d processes and threads that this job may have, %d are set aside for %d sandboxes", t.Limit, held.threads, held.threadHolders), nil
+}
+
+// reserve reserves memory and threads for the sandbox, or returns the reason to
+// wait. It never refuses memory to the only sandbox, since no other could free
+// any.
+func (a *acquisition) reserve(ctx context.Context) (reason string, err error) {
 	s := a.semaphore
 	if s.opts.Memory == nil {
 		return "", nil
@@ -41,12 +85,19 @@ func (a *acquisition) reserveMemory(ctx context.Context) (reason string, err err
 	if err != nil || memory.Total == 0 {
 		return "", err
 	}
+	var threads Threads
+	job := a.request.Job
+	if job != nil {
+		if memory, threads, err = job.Read(memory); err != nil {
+			return "", err
+		}
+	}
 	lock, err := state.Acquire(ctx, s.file("memory.lock"), state.Forever)
 	if err != nil {
 		return "", err
 	}
 	defer func() { _ = lock.Release() }() // the lock ends with the process at the latest
-	free, sum, count, err := s.sumReservations()
+	free, held, err := s.sumReservations()
 	if err != nil {
 		return "", err
 	}
@@ -56,30 +107,57 @@ func (a *acquisition) reserveMemory(ctx context.Context) (reason string, err err
 		}
 	}()
 	need := expectedUse(a.request.MemoryBytes)
-	reserve := max(memory.Total/reserveDivisor, minReserve)
+	reserve := min(max(memory.Total/reserveDivisor, minReserve), memory.Total/maxReserveDivisor)
 	switch {
-	case count == 0:
-	case sum+need > memory.Total-reserve:
-		return fmt.Sprintf("for memory: %d sandboxes run, for which %s of this machine's %s are set aside", count, limits.FormatSize(sum), limits.FormatSize(memory.Total)), nil
+	case held.count == 0:
+	case held.memory+need > memory.Total-reserve:
+		return fmt.Sprintf("for memory: %d sandboxes run, for which %s of %s are set aside", held.count, limits.FormatSize(held.memory), limits.FormatSize(memory.Total)), nil
 	case memory.Available < reserve+need:
-		return fmt.Sprintf("for memory: %s are to be available and %d other sandboxes run", limits.FormatSize(reserve+need), count), nil
+		return fmt.Sprintf("for memory: %s are to be available and %d other sandboxes run", limits.FormatSize(reserve+need), held.count), nil
 	}
-	if err := os.WriteFile(free.Path(), []byte(strconv.FormatInt(need, 10)+"\n"), 0o600); err != nil {
+	var granted int64
+	if job != nil {
+		if granted, reason, err = threads.fit(*job, held); reason != "" || err != nil {
+			return reason, err
+		}
+	}
+	if err := os.WriteFile(free.Path(), fmt.Appendf(nil, "%d %d\n", need, granted), 0o600); err != nil {
 		return "", err
 	}
-	a.lease.memory = free
+	a.lease.memory, a.lease.threads = free, granted
 	return "", nil
 }
 
-// sumReservations returns the sum and the number of held reservations, and the
-// lock of the first free one, which was never used or lost its holder. The
-// caller must hold memory.lock.
-func (s *Semaphore) sumReservations() (free *state.Lock, sum int64, count int, err error) {
+// reservations are the sums of the held ones.
+type reservations struct {
+	memory, threads int64
+	count           int
+	threadHolders   int64 // those that have threads
+}
+
+// add adds a reservation from the content of its file: the bytes and the
+// threads, which earlier versions didn't write.
+func (r *reservations) add(text string) {
+	numbers := append(strings.Fields(text), "", "")
+	bytes, _ := strconv.ParseInt(numbers[0], 10, 64)
+	threads, _ := strconv.ParseInt(numbers[1], 10, 64)
+	r.count++
+	r.memory += max(bytes, 0)
+	if threads > 0 {
+		r.threads += threads
+		r.threadHolders++
+	}
+}
+
+// sumReservations returns the sums of the held reservations, and the lock of the
+// first free one, which was never used or lost its holder. The caller must hold
+// memory.lock.
+func (s *Semaphore) sumReservations() (free *state.Lock, held reservations, err error) {
 	for n := 0; ; n++ {
 		path := s.file(fmt.Sprintf("%d.memory", n))
 		_, missing := os.Stat(path)
 		if free != nil && missing != nil {
-			return free, sum, count, nil // no later file has been used
+			return free, held, nil // no later file has been used
 		}
 		switch lock, err := state.TryAcquire(path); {
 		case err == nil && free == nil:
@@ -88,12 +166,10 @@ func (s *Semaphore) sumReservations() (free *state.Lock, sum int64, count int, e
 			_ = lock.Release() // it was only probed
 		case !errors.Is(err, state.ErrHeld):
 			_ = free.Release() // the error counts
-			return nil, 0, 0, err
+			return nil, reservations{}, err
 		default:
 			if data, err := os.ReadFile(path); err == nil {
-				bytes, _ := strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
-				sum += max(bytes, 0)
-				count++
+				held.add(string(data))
 			}
 		}
 	}

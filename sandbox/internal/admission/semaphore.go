@@ -69,6 +69,8 @@ const dirName = "admission"
 type Request struct {
 	// MemoryBytes is the sandbox's memory limit.
 	MemoryBytes int64
+	// Job is nil if the sandbox has limits of its own.
+	Job *Job
 	// Notify, if not nil, is called with the reason why the start has to wait.
 	Notify func(waiting string)
 }
@@ -180,10 +182,15 @@ func holderStopped(path string) bool {
 // Lease is the permission for one sandbox to start and run. A nil Lease's
 // methods do nothing. It is safe for concurrent use.
 type Lease struct {
-	mu     sync.Mutex
-	slot   *state.Lock
-	memory *state.Lock
+	mu      sync.Mutex
+	slot    *state.Lock
+	memory  *state.Lock
+	threads int64
 }
+
+// Threads returns how many threads of the machine the sandbox may use, at most
+// Job.MostThreads. It is 0 if there is no limit, or no Job.
+func (l *Lease) Threads() int64 { return l.threads }
 
 // FinishStart lets the next sandbox start. Further calls do nothing.
 func (l *Lease) FinishStart() {

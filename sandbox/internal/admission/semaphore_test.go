@@ -114,8 +114,8 @@ func TestStartsAreBounded(t *testing.T) {
 	if len(files) > 1+3+1+64 {
 		t.Errorf("%d files", len(files))
 	}
-	if _, sum, count, err := semaphores[0].sumReservations(); err != nil || sum != 0 || count != 0 {
-		t.Errorf("%d reservations of %d bytes are left, %v", count, sum, err)
+	if _, held, err := semaphores[0].sumReservations(); err != nil || held != (reservations{}) {
+		t.Errorf("reservations are left: %+v, %v", held, err)
 	}
 }
 
@@ -210,7 +210,7 @@ func TestMemory(t *testing.T) {
 	}{
 		{"room", 8, 16 * gib, 2 * gib, ""},
 		{"the machine is full", 2, gib, 2 * gib, "1.2 GiB are to be available and 2 other sandboxes run"},
-		{"all is set aside", 60, 16 * gib, 2 * gib, "60 sandboxes run, for which 15.0 GiB of this machine's 16.0 GiB are set aside"},
+		{"all is set aside", 60, 16 * gib, 2 * gib, "60 sandboxes run, for which 15.0 GiB of 16.0 GiB are set aside"},
 		{"alone", 0, 0, 64 * gib, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -230,6 +230,104 @@ func TestMemory(t *testing.T) {
 			})
 		})
 	}
+}
+
+// In a small job, what is kept back is a part of its memory, so that several
+// sandboxes fit.
+func TestSmallMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSemaphore(t, Options{Starts: 100, Wait: time.Minute, Memory: newMachine(1 << 30).readMemory})
+		for range 3 { // 256 MiB each, of 768
+			acquire(t, s).FinishStart()
+		}
+		if _, err := s.Acquire(t.Context(), Request{MemoryBytes: 2 << 30}); !errors.Is(err, sandbox.ErrUnavailable) {
+			t.Errorf("a fourth sandbox: %v", err)
+		}
+	})
+}
+
+func TestThreads(t *testing.T) {
+	sum := func(list ...int64) (h reservations) {
+		for _, n := range list {
+			h.add(fmt.Sprintf("1 %d\n", n))
+		}
+		return h
+	}
+	want := Job{LeastThreads: 150, MostThreads: 600}
+	for _, tt := range []struct {
+		name    string
+		job     Threads
+		request Job
+		held    reservations
+		granted int64
+		reason  string // a part of the reason to wait, or of the error
+	}{
+		{name: "no limit", job: Threads{Used: 900}, request: want},
+		{name: "room for all", job: Threads{Limit: 4096, Used: 20, Idle: 80}, request: want, granted: 600},
+		{name: "room for less", job: Threads{Limit: 400, Used: 20, Idle: 80}, request: want, granted: 400 - 20 - spareThreads},
+		{name: "just enough", job: Threads{Limit: 182, Used: 20, Idle: 80}, request: want, granted: 150},
+		{name: "too little", job: Threads{Limit: 181, Used: 20, Idle: 80}, request: want, reason: "needs 162 processes and threads, and this job may have 181, of which 20 are in use"},
+		{name: "beside another", job: Threads{Limit: 1000, Used: 120, Idle: 80}, request: want, held: sum(600), granted: 1000 - 40 - 600 - spareThreads},
+		{name: "beside one of another backend", job: Threads{Limit: 1000, Used: 500, Idle: 80}, request: want, held: sum(0), granted: 1000 - 500 - spareThreads},
+		{name: "too little beside others", job: Threads{Limit: 1000, Used: 300, Idle: 80}, request: want, held: sum(600, 200), reason: "of the 1000 processes and threads that this job may have, 800 are set aside for 2 sandboxes"},
+	} {
+		granted, reason, err := tt.job.fit(tt.request, tt.held)
+		if err != nil {
+			reason = err.Error()
+		}
+		if granted != tt.granted || !strings.Contains(reason, tt.reason) || tt.reason == "" && reason != "" || (err != nil) != (tt.name == "too little") {
+			t.Errorf("%s: granted %d, reason %q", tt.name, granted, reason)
+		}
+		if err != nil && !errors.Is(err, sandbox.ErrUnavailable) {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+	}
+}
+
+// A sandbox gets what the others leave of a job's threads. When they end, the
+// next one gets all.
+func TestThreadsAreReserved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		job, memory := Threads{Limit: 1000, Used: 20, Idle: 80}, Memory{Total: 4 << 30, Available: 4 << 30}
+		s := newSemaphore(t, Options{Starts: 100, Wait: time.Minute, Memory: newMachine(64 << 30).readMemory})
+		request := Request{MemoryBytes: 2 << 30, Job: &Job{LeastThreads: 150, MostThreads: 600, Read: func(machine Memory) (Memory, Threads, error) {
+			if machine.Total != 64<<30 {
+				t.Errorf("the machine has %+v", machine)
+			}
+			return memory, job, nil
+		}}}
+		start := func(want int64) *Lease {
+			t.Helper()
+			l, err := s.Acquire(t.Context(), request)
+			if err != nil || l.Threads() != want {
+				t.Fatalf("%d threads, %v; want %d", l.Threads(), err, want)
+			}
+			return l
+		}
+		first := start(600)
+		job.Used = 100
+		second := start(1000 - 20 - 600 - spareThreads)
+		job.Used = 180
+		var notified string
+		request.Notify = func(text string) { notified = text }
+		_, err := s.Acquire(t.Context(), request)
+		if !errors.Is(err, sandbox.ErrUnavailable) || !strings.HasPrefix(notified, "waiting for processes: ") {
+			t.Errorf("a third sandbox: %v, notified %q", err, notified)
+		}
+		first.Close()
+		memory.Available = 0
+		if _, err := s.Acquire(t.Context(), request); !errors.Is(err, sandbox.ErrUnavailable) || !strings.HasPrefix(notified, "waiting for memory: ") {
+			t.Errorf("in a job without memory: %v, notified %q", err, notified)
+		}
+		second.Close()
+		job.Used = 20
+		start(600).Close()
+		job.Limit = 100
+		request.Notify = func(text string) { t.Errorf("waits %s", text) }
+		if _, err := s.Acquire(t.Context(), request); !errors.Is(err, sandbox.ErrUnavailable) {
+			t.Errorf("in a job without room: %v", err)
+		}
+	})
 }
 
 // A smaller sandbox must not overtake the one that waits.
@@ -282,11 +380,11 @@ func TestFreeReservationsDoNotCount(t *testing.T) {
 	}
 	must(t, os.WriteFile(filepath.Join(s.dir, "runc-0.slot"), nil, 0o600))
 	acquire(t, s)
-	free, sum, count, err := s.sumReservations()
+	free, held, err := s.sumReservations()
 	must(t, err)
 	must(t, free.Release())
-	if count != 1 || sum != expectedUse(2<<30) {
-		t.Errorf("%d reservations of %d bytes", count, sum)
+	if held.count != 1 || held.memory != expectedUse(2<<30) {
+		t.Errorf("reservations %+v", held)
 	}
 }
 
