@@ -39,6 +39,9 @@ type ExceededError struct {
 	// [KindDisk]. Limit and Used are then that bound and the use. "" means the host's
 	// file system.
 	Dir string `json:"-"`
+	// Job means that Limit is the limit of the container job around Caisson, which the
+	// sandbox shares with Caisson and everything else in the job.
+	Job bool `json:"-"`
 	// Period is a ceiling's period, "" for other limits; Until is its end. Profile is
 	// the model that the ceiling is for; "" means all.
 	Period  Period     `json:"period,omitempty"`
@@ -51,6 +54,9 @@ func (e *ExceededError) Error() string {
 		return e.diskText()
 	}
 	what := string(e.Kind)
+	if e.Job {
+		what += " of the job"
+	}
 	if e.Period != "" {
 		what += " per " + string(e.Period)
 	}

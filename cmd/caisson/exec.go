@@ -195,7 +195,7 @@ func execInFresh(ctx context.Context, a *app, f execFlags, w workspaceFlags, arg
 	if err != nil {
 		return cmp.Or(interruption(ctx), err)
 	}
-	status, err := endOfCommand(ctx, a, result, "--memory gives it more.")
+	status, err := endOfCommand(ctx, a, result, "--memory gives it more, up to the limit of a container job around it.")
 	if image, err := images.ParseLocalReference(*s.conf.Image); err == nil && status == exitNoProgram {
 		for _, text := range s.absentWarnings(ctx, image) {
 			a.printLines("caisson: " + text)

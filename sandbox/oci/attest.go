@@ -40,6 +40,10 @@ func (c *container) Attest(ctx context.Context, conn *guest.Conn, a *sandbox.Att
 		l := c.cgroup.readLimits()
 		a.Limits.MemoryBytes, a.Limits.PIDs, a.Limits.MilliCPUs = l.MemoryBytes, l.PIDs, l.MilliCPUs
 	}
+	if c.job != nil {
+		l := c.job.readLimits()
+		a.Limits.MemoryBytes, a.Limits.MilliCPUs = l.MemoryBytes, l.MilliCPUs
+	}
 	if c.plan.traits.ownKernel {
 		a.Limits.PIDs = max(hello.Limits.UserPIDs, 0)
 	}

@@ -105,7 +105,7 @@ func (b *Backend) Check(ctx context.Context) (sandbox.Info, error) {
 		return info, fmt.Errorf("check %s: %w", b.Name(), err)
 	}
 	info.Runtime, info.RuntimeVersion = v.name, v.number
-	_, lost := planCgroup("", b.rootless, b.traits)
+	_, _, lost := b.planLimits("", info.Isolation)
 	info.Lost = append(lost, b.listLost(info.Isolation)...)
 	return info, nil
 }

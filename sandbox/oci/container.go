@@ -38,6 +38,8 @@ type container struct {
 
 	plan         plan
 	lost         []string // limits that can't be set
+	job          *job     // nil if the container has limits of its own
+	before       jobCounters
 	bundle       bundle
 	log          *runtimeLog
 	stdio        *stdio
@@ -78,6 +80,11 @@ func (d driver) NewContainer(_ context.Context, p *lifecycle.Preparation) (lifec
 			Hint: "use another image or user, or run Caisson as an ordinary user",
 		}
 	}
+	c.plan.cgroup, c.job, c.lost = b.planLimits(p.Spec.Session, isolation)
+	if c.job != nil {
+		c.before = c.job.readCounters()
+		p.Job, p.OOMKills = c.job.forAdmission(p.Spec), func() int64 { return c.job.readCounters().kills }
+	}
 	return c, nil
 }
 
@@ -97,7 +104,9 @@ func (c *container) ID() string { return c.id }
 func (c *container) FetchImage(context.Context) (bool, error) { return false, nil }
 
 func (c *container) Plan(context.Context) ([]ownership.Entry, error) {
-	c.plan.cgroup, c.lost = planCgroup(c.prep.Spec.Session, c.backend.rootless, c.backend.traits)
+	if err := c.fitMemory(); err != nil {
+		return nil, err
+	}
 	list := []ownership.Entry{{Kind: ownership.KindContainer, Name: c.id}}
 	for _, dir := range c.plan.cgroup.dirs {
 		list = append(list, ownership.Entry{Kind: ownership.KindCgroup, Name: strings.TrimPrefix(dir, "/")})
@@ -139,6 +148,9 @@ func (c *container) startRuntime(ctx context.Context) (err error) {
 		entrance = c.prep.Mounts.Namespace
 	}
 	f := runtimeFlags{cgroups: c.plan.cgroup.path != "", hosted: c.hosted}
+	if c.job != nil {
+		f.memory = c.prep.Spec.Resources.MemoryBytes
+	}
 	if c.prep.Spec.Root == sandbox.RootEphemeral {
 		f.layer = c.bundle.dir
 	}
@@ -251,6 +263,9 @@ func (c *container) writeBundle() (err error) {
 			return fmt.Errorf("%w: %w", sandbox.ErrUnsupported, err)
 		}
 	}
+	if err := c.fitPIDs(); err != nil {
+		return err
+	}
 	return c.bundle.writeConfig(c.plan.spec())
 }
 
@@ -300,6 +315,9 @@ func (c *container) ExplainFailure(_ context.Context, err error) error {
 	if c.launch != nil && c.launch.done {
 		c.keepLog(err)
 	}
+	if reached := c.exceededJob(); reached != nil { // not wrapped: it is no limit of the run
+		return fmt.Errorf("%w: %s", err, reached.Error())
+	}
 	if c.hosted {
 		if c.stdio != nil && strings.Contains(c.stdio.Stderr(), "-host-namespaces") {
 			err = fmt.Errorf("%s can't run without namespaces: use the runsc that is built with Caisson (make build): %w", c.backend.options.RuntimePath, err)
@@ -327,7 +345,7 @@ func (c *container) ExplainLoss(_ context.Context, err error) error {
 	c.process.waitFor(settleTime)
 	// On the host's kernel a limit kills a command, not the sandbox.
 	if c.plan.traits.ownKernel {
-		if reached := c.cgroup.findExceeded(); reached != nil {
+		if reached := cmp.Or(c.exceededJob(), c.cgroup.findExceeded()); reached != nil {
 			err = fmt.Errorf("%w: %w", err, reached)
 		}
 	}

@@ -1,10 +1,10 @@
 package oci
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -34,14 +34,11 @@ func cgroupOf(pid int, session string) (cgroup, error) {
 		if !ok || filepath.Base(dir) != cgroupPrefix+session {
 			continue
 		}
-		if t.isV2() && len(trees) == 1 {
-			return cgroup{memory: dir, pids: dir, cpu: dir, v2: true}, nil
+		if t.isV2() && len(trees) > 1 {
+			continue // v1 has the limits
 		}
-		for name, field := range map[string]*string{"memory": &c.memory, "pids": &c.pids, "cpu": &c.cpu} {
-			if slices.Contains(t.controllers, name) {
-				*field = dir
-			}
-		}
+		at := t.cgroupAt(dir)
+		c = cgroup{memory: cmp.Or(c.memory, at.memory), pids: cmp.Or(c.pids, at.pids), cpu: cmp.Or(c.cpu, at.cpu), v2: at.v2}
 	}
 	if c.memory == "" || c.pids == "" || c.cpu == "" {
 		return cgroup{}, fmt.Errorf("process %d is not in the cgroup of session %s", pid, session)
@@ -98,18 +95,31 @@ func (c cgroup) findExceeded() *limits.ExceededError {
 		return nil
 	}
 	l := c.readLimits()
-	kills, peak := readCounter(readText(c.memory, "memory.oom_control"), "oom_kill"), readNumber(c.memory, "memory.max_usage_in_bytes")
+	peak := readNumber(c.memory, "memory.max_usage_in_bytes")
 	if c.v2 {
-		kills, peak = readCounter(readText(c.memory, "memory.events"), "oom_kill"), readNumber(c.memory, "memory.peak")
+		peak = readNumber(c.memory, "memory.peak")
 	}
-	if kills > 0 {
+	if c.readKills() > 0 {
 		return &limits.ExceededError{Kind: limits.KindMemory, Limit: l.MemoryBytes, Used: max(peak, l.MemoryBytes)}
 	}
-	if readCounter(readText(c.pids, "pids.events"), "max") > 0 {
+	if c.readRefusedForks() > 0 {
 		return &limits.ExceededError{Kind: limits.KindPIDs, Limit: l.PIDs, Used: max(readNumber(c.pids, "pids.peak"), l.PIDs)}
 	}
 	return nil
 }
+
+// readKills returns how many of the cgroup's processes the kernel killed because
+// memory ran out.
+func (c cgroup) readKills() int64 {
+	file := "memory.oom_control"
+	if c.v2 {
+		file = "memory.events"
+	}
+	return readCounter(readText(c.memory, file), "oom_kill")
+}
+
+// readRefusedForks returns how many forks failed at the cgroup's limit.
+func (c cgroup) readRefusedForks() int64 { return readCounter(readText(c.pids, "pids.events"), "max") }
 
 // readCounter returns 7 for the line "name 7" in text.
 func readCounter(text, name string) int64 {

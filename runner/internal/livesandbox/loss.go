@@ -75,11 +75,15 @@ func lossOf(err error) loss {
 			tell: "The sandbox was lost, and this call with it. A fresh one runs: %s; /tmp and running programs are gone. The call was not run again.",
 		}
 	}
+	whose := "its limit"
+	if exceeded.Job {
+		whose = "the limit of the job that it runs in"
+	}
 	return loss{
-		cause: err, text: "the container reached its limit: " + limitText(exceeded), limit: exceeded, again: true,
-		tell: fmt.Sprintf("The sandbox reached its limit (%s) and was stopped, and this call with it. "+
+		cause: err, text: fmt.Sprintf("the container reached %s: %s", whose, limitText(exceeded)), limit: exceeded, again: true,
+		tell: fmt.Sprintf("The sandbox reached %s (%s) and was stopped, and this call with it. "+
 			"A fresh one runs on the same workspace: %%s; /tmp and running programs are gone. "+
-			"The call was not run again; do it in a way that needs less.", limitText(exceeded)),
+			"The call was not run again; do it in a way that needs less.", whose, limitText(exceeded)),
 	}
 }
 

@@ -55,10 +55,13 @@ func (s *Sandbox) create(ctx context.Context) error {
 		return s.explainFailure(ctx, err)
 	}
 	var err error
-	s.lease, err = b.Semaphore.Acquire(ctx, admission.Request{MemoryBytes: s.prep.Spec.Resources.MemoryBytes, Notify: s.prep.Spec.Notify})
+	s.lease, err = b.Semaphore.Acquire(ctx, admission.Request{
+		MemoryBytes: s.prep.Spec.Resources.MemoryBytes, Job: s.prep.Job, Notify: s.prep.Spec.Notify,
+	})
 	if err != nil {
 		return s.explainFailure(ctx, err)
 	}
+	s.prep.Threads = s.lease.Threads()
 	if err := s.createAdmitted(ctx); err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
+	"github.com/caisson-run/caisson/sandbox/internal/admission"
 	"github.com/caisson-run/caisson/sandbox/internal/harden"
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 	"github.com/caisson-run/caisson/sandbox/internal/service"
@@ -27,6 +28,16 @@ type Preparation struct {
 	// system; see Options.Remote.
 	Remote   bool
 	LowPorts bool
+
+	// Job is set by NewContainer if the container has no limits of its own, but
+	// shares those of the job around this process. Threads is how many threads
+	// of the machine it may then use, or 0 if there is no limit. It is set
+	// before Plan. Plan and Create lower Spec.Resources to what the job has.
+	Job     *admission.Job
+	Threads int64
+	// OOMKills, if not nil, returns how many processes the kernel killed because
+	// memory ran out. NewContainer sets it if the guest can't count them.
+	OOMKills func() int64
 
 	// Cleanup is the session's cleanup list. Set before Begin, like Files.
 	Cleanup *ownership.CleanupList

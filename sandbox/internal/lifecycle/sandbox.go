@@ -68,7 +68,32 @@ func (s *Sandbox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.Proce
 	if err := s.status.requireRunning("start command"); err != nil {
 		return nil, err
 	}
-	return s.link.conn.Start(ctx, cmd)
+	kills := s.prep.OOMKills
+	if kills == nil {
+		return s.link.conn.Start(ctx, cmd)
+	}
+	before := kills()
+	p, err := s.link.conn.Start(ctx, cmd)
+	if err != nil {
+		return nil, err
+	}
+	return &countedProcess{Process: p, killed: sync.OnceValue(func() bool { return kills() > before })}, nil
+}
+
+// countedProcess reports out-of-memory kills that the guest can't count.
+type countedProcess struct {
+	sandbox.Process
+	killed func() bool // since the start; asked once
+}
+
+func (p *countedProcess) Wait() (sandbox.Exit, error) {
+	exit, err := p.Process.Wait()
+	// Processes of others are counted, too. A success shows that none of the
+	// command's was needed.
+	if killed := p.killed(); killed && !exit.Status.Success() {
+		exit.Status.OOMKilled = true
+	}
+	return exit, err
 }
 
 // Apply makes one change to the workspace; see sandbox.Sandbox.

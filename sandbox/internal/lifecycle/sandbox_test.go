@@ -2,6 +2,7 @@ package lifecycle
 
 import (
 	"errors"
+	"sync"
 	"testing"
 
 	"github.com/caisson-run/caisson/sandbox"
@@ -30,5 +31,40 @@ func TestQuote(t *testing.T) {
 	}
 	if got := quote(err, "standard error", "a panic").Error(); got != `exit status 1: no room: standard error: "a panic"` {
 		t.Errorf("%q", got)
+	}
+}
+
+type endedProcess struct {
+	sandbox.Exit
+	err error
+}
+
+func (p endedProcess) Wait() (sandbox.Exit, error) { return p.Exit, p.err }
+
+// A kill counts for a command that failed meanwhile, whenever its end is asked
+// for.
+func TestCountedProcess(t *testing.T) {
+	for _, tt := range []struct {
+		status sandbox.ExitStatus
+		kills  int
+		want   bool
+	}{
+		{sandbox.ExitStatus{Code: -1, Signal: 9}, 1, true},
+		{sandbox.ExitStatus{Code: 2}, 1, true}, // such as a make whose compiler was killed
+		{sandbox.ExitStatus{}, 1, false},
+		{sandbox.ExitStatus{Code: -1, Signal: 9}, 0, false},
+		{sandbox.ExitStatus{Code: 137, OOMKilled: true}, 0, true}, // counted inside
+	} {
+		asked := 0
+		p := &countedProcess{
+			Process: endedProcess{Exit: sandbox.Exit{Status: tt.status}, err: sandbox.ErrLost},
+			killed:  sync.OnceValue(func() bool { asked++; return tt.kills >= asked }),
+		}
+		for range 2 {
+			exit, err := p.Wait()
+			if exit.Status.OOMKilled != tt.want || !errors.Is(err, sandbox.ErrLost) {
+				t.Errorf("%+v after %d kills: %+v, %v", tt.status, tt.kills, exit.Status, err)
+			}
+		}
 	}
 }
