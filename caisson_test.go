@@ -298,4 +298,8 @@ func TestDoctor(t *testing.T) {
 			t.Errorf("without a guest: %+v", f)
 		}
 	}
+	o.Backend, o.Isolation = "runc", sandbox.IsolationProcess
+	if _, err := caisson.Doctor(t.Context(), caisson.Options{SandboxOptions: o}); !errors.As(err, new(*sandbox.IncapableError)) {
+		t.Errorf("runc without namespaces: %v", err)
+	}
 }
