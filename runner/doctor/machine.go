@@ -35,6 +35,7 @@ type Cgroups struct {
 	Missing []string
 	Crowded string
 	Swap    bool
+	Job     sandbox.AttestedLimits
 }
 
 // CheckMachine checks the kernel, the cgroups, the namespaces and the user IDs.
@@ -68,7 +69,7 @@ type feature struct {
 func (m machine) check() []Finding {
 	findings := append([]Finding{m.checkSystem()}, m.checkKernel()...)
 	namespaces, confined := m.checkNamespaces()
-	return append(findings, m.checkCgroups(), namespaces, m.checkLandlock(confined), m.checkIdentities(confined))
+	return append(findings, m.checkCgroups(confined), namespaces, m.checkLandlock(confined), m.checkIdentities(confined))
 }
 
 func (m machine) checkSystem() Finding {
@@ -118,7 +119,9 @@ func (m machine) checkKernel() []Finding {
 	return missing
 }
 
-func (m machine) checkCgroups() Finding {
+// checkCgroups checks which limits a sandbox would have. confined is as
+// [machine.checkNamespaces] returns it.
+func (m machine) checkCgroups(confined bool) Finding {
 	const check = "cgroups"
 	info, err := m.Cgroups()
 	if err != nil {
@@ -131,7 +134,15 @@ func (m machine) checkCgroups() Finding {
 	if info.Version == "none" {
 		detail = "none are mounted"
 	}
+	confined = confined && (info.Crowded != "" || len(info.Missing) > 0)
 	switch {
+	case confined && info.Job.MemoryBytes == 0:
+		return Finding{
+			Check: check, Result: Warning, Detail: detail + "; gvisor without namespaces has only the limits of the container that Caisson runs in, which has none for memory",
+			Hint: "Limit the container: docker run --memory and --pids-limit, or resources.limits of a pod.",
+		}
+	case confined:
+		return Finding{Check: check, Result: OK, Detail: detail + "; gvisor without namespaces has the limits of the container that Caisson runs in: " + describeLimits(info.Job)}
 	case m.uid != 0 && (info.Crowded != "" || len(info.Missing) > 0):
 		return Finding{Check: check, Result: OK, Detail: detail + "; none with cpu, memory and pids is delegated to this user, so gvisor and runc limit neither memory nor CPU time (docker does); " +
 			"a scope of systemd's user instance with Delegate=yes has one"}

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
+
+	"github.com/caisson-run/caisson/sandbox"
 )
 
 // cgroupPrefix begins the name of every cgroup of Caisson. The session ID
@@ -255,6 +257,10 @@ type CgroupInfo struct {
 	Crowded string
 	// Swap reports whether memory and swap can be bounded together.
 	Swap bool
+	// Job are the limits that already hold for this process and everything else
+	// in its container. Without a cgroup, a sandbox of
+	// sandbox.IsolationProcess has no others.
+	Job sandbox.AttestedLimits
 }
 
 // Cgroups reads the mounted hierarchies and this process's place in them. It
@@ -268,7 +274,9 @@ func Cgroups() (CgroupInfo, error) {
 	if err != nil {
 		return CgroupInfo{}, err
 	}
-	return describeCgroups(trees, own, os.Geteuid() != 0), nil
+	info := describeCgroups(trees, own, os.Geteuid() != 0)
+	info.Job = jobIn(trees, own).readLimits()
+	return info, nil
 }
 
 func describeCgroups(trees []tree, own map[string]string, rootless bool) CgroupInfo {
