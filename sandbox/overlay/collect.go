@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"github.com/caisson-run/caisson/sandbox/guest/overlayfs"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -160,7 +161,7 @@ func (k *collector) makeDirectory(path string) error {
 		return err
 	}
 	if _, ok := k.hidden[path]; ok { // it hides the original's
-		return unix.Lsetxattr(name, opaqueXattr, []byte("y"), 0)
+		return unix.Lsetxattr(name, overlayfs.OpaqueAttribute, []byte("y"), 0)
 	}
 	return nil
 }
@@ -196,11 +197,20 @@ func (k *collector) addRemoved() error {
 		if err := k.makeDirectory(above); err != nil {
 			return err
 		}
-		if err := unix.Mknod(filepath.Join(k.next, path), unix.S_IFCHR, 0); err != nil && !errors.Is(err, fs.ErrExist) {
+		if err := k.makeWhiteout(path); err != nil && !errors.Is(err, fs.ErrExist) {
 			return fmt.Errorf("whiteout: %w", err)
 		}
 	}
 	return nil
+}
+
+func (k *collector) makeWhiteout(path string) error {
+	dir, err := os.Open(filepath.Join(k.next, parent(path)))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = dir.Close() }() // only read
+	return overlayfs.MakeWhiteout(int(dir.Fd()), base(path))
 }
 
 // fetchFiles reads the content of files, several at a time. Files that are too large,

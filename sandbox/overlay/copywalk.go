@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"github.com/caisson-run/caisson/sandbox/guest/overlayfs"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -101,10 +102,10 @@ func (c *Copy) markUpper() error {
 		buf := make([]byte, 2)
 		if !d.IsDir() {
 			c.hidden[rel] = true
-		} else if n, err := unix.Lgetxattr(path, opaqueXattr, buf); err == nil && string(buf[:n]) == "y" {
+		} else if n, err := unix.Lgetxattr(path, overlayfs.OpaqueAttribute, buf); err == nil && string(buf[:n]) == "y" {
 			c.hidden[rel] = false
 		}
-		if nodeOf(&st).whiteout {
+		if n := nodeOf(&st); n.whiteout || n.typ == workspace.TypeFile && n.size == 0 && overlayfs.IsWhiteout(unix.AT_FDCWD, path) {
 			return nil
 		}
 		if e, ok := c.sent[rel]; ok {

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/caisson-run/caisson/sandbox/guest/overlayfs"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -91,7 +92,7 @@ func (m *merger) mergeEntry(rel, name string, from stack, to int) error {
 		return m.mergeSubdirectory(rel, name, from, to)
 	}
 	if err == nil && n.whiteout { // the owner of another may not be allowed to link it
-		err = unix.Mknodat(to, name, unix.S_IFCHR, 0)
+		err = overlayfs.MakeWhiteout(to, name)
 	} else if err == nil {
 		err = unix.Linkat(from.layer(n.layer).fd, name, to, name, 0)
 	}
@@ -117,7 +118,7 @@ func (m *merger) mergeSubdirectory(rel, name string, from stack, to int) error {
 	}
 	defer unix.Close(dir)
 	if hides {
-		if err := unix.Fsetxattr(dir, opaqueXattr, []byte("y"), 0); err != nil {
+		if err := unix.Fsetxattr(dir, overlayfs.OpaqueAttribute, []byte("y"), 0); err != nil {
 			return fmt.Errorf("%s: %w", quote(rel), err)
 		}
 	}

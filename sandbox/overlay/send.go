@@ -33,7 +33,7 @@ func WriteTree(ctx context.Context, w io.Writer, dir string, lowers []string, or
 	}
 	defer layers.close()
 	all := append(slices.Clone(layers), layerDir{int(original.Fd()), len(layers)})
-	s := sender{ctx: ctx, linked: map[inode]string{}, totals: map[string]*total{}}
+	s := sender{ctx: ctx, original: len(layers), linked: map[inode]string{}, totals: map[string]*total{}}
 	if err := s.walkTop(all); err != nil {
 		return fmt.Errorf("measure workspace: %w", err)
 	}
@@ -60,14 +60,16 @@ type total struct{ entries, bytes int64 }
 
 // sender is one call of WriteTree.
 type sender struct {
-	ctx    context.Context
-	tar    *archive.Writer // nil while the directory is measured
-	most   CopyBounds
-	all    total
-	totals map[string]*total // by the name at the top
-	linked map[inode]string
-	depth  int
-	open   int // descriptors of directories
+	ctx context.Context
+	tar *archive.Writer // nil while the directory is measured
+	// original is the index of the directory that is no layer.
+	original int
+	most     CopyBounds
+	all      total
+	totals   map[string]*total // by the name at the top
+	linked   map[inode]string
+	depth    int
+	open     int // descriptors of directories
 }
 
 // walkTop sends everything. It opens the layers anew, because a descriptor
@@ -124,7 +126,11 @@ const ownConfig = ".caisson"
 
 // walkEntry sends name of the first of the directories; the others are below it.
 func (s *sender) walkEntry(path, name string, dirs stack) error {
-	n, err := statAt(dirs[0].fd, name)
+	stat := statLayer
+	if dirs[0].index == s.original {
+		stat = statAt
+	}
+	n, err := stat(dirs[0].fd, name)
 	if err != nil || len(path) > maxPathBytes {
 		return nil // gone, or closed to this process
 	}

@@ -27,7 +27,7 @@ const maxStackDescriptors = 2048
 // stat returns the node of name in the first layer that has it.
 func (s stack) stat(name string) (*node, error) {
 	for _, d := range s {
-		n, err := statAt(d.fd, name)
+		n, err := statLayer(d.fd, name)
 		if isMissing(err) {
 			continue
 		}
@@ -103,7 +103,7 @@ func (s stack) layer(index int) tree {
 // lstat returns the node at path, or nil if no layer has it or it is hidden.
 func (s stack) lstat(path string) (*node, error) {
 	if len(s) == 1 {
-		return (tree{s[0].fd}).lstat(path)
+		return (tree{s[0].fd}).lstatWith(path, statLayer)
 	}
 	at := s
 	names := strings.Split(path, "/")

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/caisson-run/caisson/sandbox/guest/overlayfs"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -45,7 +46,7 @@ func TestChangesAreBoundedInBytes(t *testing.T) {
 		"hidden": func(t *testing.T, upper, lower string) {
 			makeLongLinks(t, filepath.Join(lower, "d"))
 			must(t, os.Mkdir(filepath.Join(upper, "d"), 0o755))
-			must(t, unix.Setxattr(filepath.Join(upper, "d"), opaqueXattr, []byte("y"), 0))
+			must(t, unix.Setxattr(filepath.Join(upper, "d"), overlayfs.OpaqueAttribute, []byte("y"), 0))
 		},
 		"nested": func(t *testing.T, upper, lower string) {
 			// Each directory precedes the symlinks beside it.

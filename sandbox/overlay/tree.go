@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/caisson-run/caisson/sandbox/guest/overlayfs"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -39,7 +40,10 @@ func (t tree) openDir(rel string) (int, error) { return t.openAt(rel, unix.O_RDO
 
 // lstat returns the node at rel. It returns nil if nothing exists there, or if
 // a part of its path is missing or not a directory.
-func (t tree) lstat(rel string) (*node, error) {
+func (t tree) lstat(rel string) (*node, error) { return t.lstatWith(rel, statAt) }
+
+// lstatWith is lstat with a function that returns a node in a directory.
+func (t tree) lstatWith(rel string, stat func(dir int, name string) (*node, error)) (*node, error) {
 	if rel == "." {
 		n, err := statAt(t.fd, "")
 		return n, err
@@ -52,7 +56,7 @@ func (t tree) lstat(rel string) (*node, error) {
 		return nil, err
 	}
 	defer unix.Close(fd)
-	n, err := statAt(fd, base(rel))
+	n, err := stat(fd, base(rel))
 	if isMissing(err) {
 		return nil, nil
 	}
@@ -115,14 +119,20 @@ func nodeOf(st *unix.Stat_t) *node {
 	return n
 }
 
-// opaqueXattr marks a directory of an upper layer that hides the one below it
-// (Documentation/filesystems/overlayfs.rst, with userxattr).
-const opaqueXattr = "user.overlay.opaque"
+// statLayer is statAt in a directory of an upper layer, where empty files can be
+// whiteouts.
+func statLayer(dir int, name string) (*node, error) {
+	n, err := statAt(dir, name)
+	if err == nil && n.typ == workspace.TypeFile && n.size == 0 && overlayfs.IsWhiteout(dir, name) {
+		n.typ, n.whiteout = workspace.TypeDevice, true
+	}
+	return n, err
+}
 
 // isOpaque reports whether the open directory hides the one below it.
 func isOpaque(dir int) (bool, error) {
 	buf := make([]byte, 16)
-	n, err := unix.Fgetxattr(dir, opaqueXattr, buf)
+	n, err := unix.Fgetxattr(dir, overlayfs.OpaqueAttribute, buf)
 	switch {
 	case errors.Is(err, unix.ENODATA), errors.Is(err, unix.ENOTSUP):
 		return false, nil
