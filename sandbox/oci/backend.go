@@ -45,7 +45,7 @@ func New(o Options) (*Backend, error) {
 	b.lifecycle = lifecycle.New(lifecycle.Options{
 		Name: b.Name(), StateDir: o.StateDir, GuestPath: o.GuestPath, Protect: o.Protect, HostImage: o.Host, Images: o.Images,
 		Semaphore: semaphore, RuntimeJoins: b.rootless, StartTime: o.StartTime, DestroyTime: destroyTime,
-		GIDBase: gidBase, GIDCount: gidCount, LowPorts: !t.ownKernel, Probe: o.Probe, Logger: log,
+		GIDBase: gidBase, GIDCount: gidCount, Copies: t.ownKernel, LowPorts: !t.ownKernel, Probe: o.Probe, Logger: log,
 	}, driver{b})
 	return b, nil
 }

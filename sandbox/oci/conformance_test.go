@@ -68,6 +68,7 @@ func conformanceTarget(b *bed) sandboxtest.Target {
 			containerOf(sb).process.sendKill()
 			return nil
 		},
+		Copies:      own,
 		CountsForks: !own && !b.backend.rootless,
 		HostProcess: func(_ context.Context, sb sandbox.Sandbox) (int, error) { return containerOf(sb).process.pid, nil },
 		Leftovers:   b.leftovers,
@@ -78,7 +79,7 @@ func conformanceTarget(b *bed) sandboxtest.Target {
 		Programs:         []string{b.backend.options.RuntimePath, b.backend.options.GuestPath},
 	}
 	if b.backend.options.Isolation == sandbox.IsolationProcess {
-		target.NoOverlay, target.NoLayeredMounts, target.RootRefused = true, true, !b.backend.rootless
+		target.RootRefused = !b.backend.rootless
 	}
 	if !b.backend.rootless {
 		target.Pause = func(ctx context.Context, sb sandbox.Sandbox) error {

@@ -240,6 +240,13 @@ func both(t *testing.T, f func(t *testing.T, k Kind)) {
 	}
 }
 
+// everyIsolation is like both, and adds gVisor without namespaces.
+func everyIsolation(t *testing.T, f func(t *testing.T, k Kind, isolation sandbox.Isolation)) {
+	t.Helper()
+	both(t, func(t *testing.T, k Kind) { f(t, k, "") })
+	t.Run("process", func(t *testing.T) { f(t, GVisor, sandbox.IsolationProcess) })
+}
+
 // bothAtOnce is like both, for tests that mostly wait and whose sandboxes have
 // IDs of their own. They run in parallel.
 func bothAtOnce(t *testing.T, f func(t *testing.T, k Kind)) {

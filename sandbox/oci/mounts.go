@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"cmp"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -46,7 +47,7 @@ func (p plan) listMounts() []specs.Mount {
 		further = slices.Delete(further, i, i+1)
 	}
 	for _, b := range p.workspace {
-		list = append(list, p.bindOf(b))
+		list = append(list, p.mountsOf(b)...)
 	}
 	return append(list, further...)
 }
@@ -54,7 +55,7 @@ func (p plan) listMounts() []specs.Mount {
 func (p plan) furtherMounts() []specs.Mount {
 	var list []specs.Mount
 	for _, b := range p.further {
-		list = append(list, p.bindOf(b))
+		list = append(list, p.mountsOf(b)...)
 	}
 	for _, t := range p.furtherTmpfs {
 		list = append(list, specs.Mount{Destination: t.Path, Type: "tmpfs", Source: "tmpfs", Options: p.tmpfsOptions(t)})
@@ -110,6 +111,31 @@ func (p plan) resolve(source string) string {
 		return real
 	}
 	return source // the start will report it
+}
+
+// layerOption tells our runsc that a mount has whiteouts (hostns.IsLayer).
+const layerOption = "caisson.layer"
+
+// mountsOf returns a bind, the layers of an overlay that the guest mounts, or
+// nothing for a copy, which has a tmpfs.
+func (p plan) mountsOf(b workmount.Bind) (list []specs.Mount) {
+	for i, l := range b.Layers {
+		m := p.bindOf(l)
+		if i < len(b.Layers)-1 {
+			m.Options = append(m.Options, layerOption)
+		}
+		list = append(list, m)
+	}
+	if b.Source != "" {
+		b.Target = cmp.Or(b.Place, b.Target)
+		list = append(list, p.bindOf(b))
+	}
+	return list
+}
+
+// isLayered reports whether the guest must mount something.
+func (p plan) isLayered() bool {
+	return slices.ContainsFunc(slices.Concat(p.workspace, p.further), func(b workmount.Bind) bool { return len(b.Layers) > 0 })
 }
 
 func (p plan) bindOf(b workmount.Bind) specs.Mount {

@@ -71,7 +71,7 @@ func needRoot(t *testing.T) {
 }
 
 // asUserWith is asUser for one kind.
-func asUserWith(t *testing.T, k Kind, test string, add func(dir string)) {
+func asUserWith(t *testing.T, k Kind, test string, add func(dir string), env ...string) {
 	t.Helper()
 	path := runtimePath(t, k)
 	dir, err := os.MkdirTemp("", "caisson-user-") //nolint:usetesting // the directory above t.TempDir is closed to others
@@ -85,6 +85,7 @@ func asUserWith(t *testing.T, k Kind, test string, add func(dir string)) {
 	cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "test"), "-test.v", "-test.run=^"+test+"$/^"+string(k)+"$")
 	cmd.Dir = dir
 	cmd.Env = []string{userHelper + "=" + dir, "TMPDIR=" + dir, "PATH=" + dir + ":" + os.Getenv("PATH"), "REQUIRE_BACKENDS=" + string(k)}
+	cmd.Env = append(cmd.Env, env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: userID, Gid: userID}}
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out

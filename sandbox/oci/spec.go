@@ -127,6 +127,9 @@ func (p plan) process() *specs.Process {
 	if p.lowPorts {
 		caps = append(caps, "CAP_NET_BIND_SERVICE")
 	}
+	if p.isLayered() {
+		caps = append(caps, harden.LayerCapabilities()...)
+	}
 	set := &specs.LinuxCapabilities{Bounding: caps, Effective: caps, Permitted: caps}
 	if p.identity.guestUID != 0 {
 		// Only ambient capabilities survive the exec of a uid other than 0.

@@ -152,6 +152,47 @@ func TestSpecHardening(t *testing.T) {
 	}
 }
 
+// The runtime mounts an overlay's layers where the guest expects them, marks those
+// that have whiteouts, and gives the guest what it needs to mount it.
+func TestSpecLayered(t *testing.T) {
+	p := plans(t)["gvisor-process"]
+	layer := func(name, place string) workmount.Bind {
+		return workmount.Bind{Source: "/state/" + name, Target: wire.LayersDir + place, Dir: true, ReadOnly: name != "upper"}
+	}
+	p.workspace = []workmount.Bind{
+		{Target: "/workspace", Layers: []workmount.Bind{layer("upper", "/1"), layer("frozen", "/2"), layer("original", "/3")}},
+		{Source: "/state/cover", Target: "/workspace/.caisson", Place: wire.LayersDir + "/4", ReadOnly: true},
+	}
+	s := p.spec()
+	var got []string
+	for _, m := range s.Mounts {
+		if strings.HasPrefix(m.Destination, "/workspace") {
+			t.Errorf("the runtime mounts %s", m.Destination)
+		}
+		if at, ok := strings.CutPrefix(m.Destination, wire.LayersDir); ok {
+			got = append(got, strings.Join(append([]string{at, m.Source}, m.Options...), " "))
+		}
+	}
+	want := []string{
+		"/1 /state/upper bind private rw nosuid nodev caisson.layer",
+		"/2 /state/frozen bind private ro nosuid nodev caisson.layer",
+		"/3 /state/original bind private ro nosuid nodev",
+		"/4 /state/cover bind private ro nosuid nodev",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("layers (-want +got):\n%s", diff)
+	}
+	for _, set := range [][]string{s.Process.Capabilities.Bounding, s.Process.Capabilities.Effective, s.Process.Capabilities.Permitted} {
+		if diff := cmp.Diff(append(harden.GuestCapabilities(), harden.LayerCapabilities()...), set); diff != "" {
+			t.Errorf("capabilities (-want +got):\n%s", diff)
+		}
+	}
+	p.workspace = []workmount.Bind{{Target: "/workspace", Dir: true}} // of a copy
+	if i := slices.IndexFunc(p.spec().Mounts, func(m specs.Mount) bool { return m.Type == "bind" && m.Source == "" }); i >= 0 {
+		t.Errorf("a bind without a source: %v", p.spec().Mounts[i])
+	}
+}
+
 func TestSpecCeiling(t *testing.T) {
 	p := plans(t)["gvisor-user"]
 	p.ceiling = func(name string) int64 {

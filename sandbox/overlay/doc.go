@@ -22,7 +22,7 @@
 // The package reads and writes layers and applies them to the original
 // directory. It works by held descriptors, and follows symlinks of neither. It
 // mounts nothing; package sandbox/internal/workmount does that for the backends.
-// It imports sandbox and tools/workspace.
+// It imports sandbox, sandbox/guest/overlayfs and tools/workspace.
 //
 // The content of an upper layer was written by commands and is not trusted.
 // Names may contain any byte, and files may be symlinks, pipes, or sparse files

@@ -149,19 +149,27 @@ func openForReading(dir int) (int, error) {
 	return openat(dir, ".", unix.O_RDONLY|unix.O_DIRECTORY)
 }
 
-// explainCrossing tells the two causes of EXDEV apart. It resolves the path again
-// by walking, which stops at a mount without touching its file system. The result
-// serves only the error.
+// explainCrossing tells the causes of EXDEV apart, and in gVisor of EPERM: it
+// gives pipes, sockets and devices either. It resolves the path again by walking,
+// which stops at a mount without touching its file system. The result serves only
+// the error.
 func (t *tree) explainCrossing(at int, rel string, flags int, err error) error {
-	if !errors.Is(err, unix.EXDEV) {
+	if !errors.Is(err, unix.EXDEV) && !errors.Is(err, unix.EPERM) {
 		return err
 	}
 	w := walk{mount: t.mount}
 	fd, again := w.openPath(at, rel, unix.O_PATH|flags&unix.O_NOFOLLOW)
 	if again == nil {
+		f, statErr := statx(fd, "", unix.AT_EMPTY_PATH)
 		_ = unix.Close(fd)
+		if typ := typeOf(f.Mode); statErr == nil && (typ == TypeFIFO || typ == TypeSocket || typ == TypeDevice) {
+			return fmt.Errorf("%w: %w", errNotRegular, err)
+		}
 	}
-	if errors.Is(again, ErrMount) {
+	switch {
+	case errors.Is(err, unix.EPERM):
+		return err
+	case errors.Is(again, ErrMount):
 		return fmt.Errorf("%w: %w", ErrMount, err)
 	}
 	return fmt.Errorf("%w: %w", errEscape, err)

@@ -48,6 +48,9 @@ type Config struct {
 	// Mounts are the mount points of further directories, which the hello must
 	// describe.
 	Mounts []string `json:"mounts,omitempty"`
+	// Layered are the mounts that the guest makes, in this order, before anything
+	// else. What they are made of is mounted below LayersDir, and unmounted then.
+	Layered []Layered `json:"layered,omitempty"`
 	// MemoryBytes, PIDs and MilliCPUs are the container's limits, set by the
 	// host. Commands see the number of processors that MilliCPUs amounts to.
 	MemoryBytes int64 `json:"memory_bytes"`
@@ -72,6 +75,33 @@ type Config struct {
 // namespace or the sandbox's own kernel bounds them.
 const RootCapabilities uint64 = 1<<0 | 1<<1 | 1<<3 | 1<<5 | 1<<6 | 1<<7 | 1<<10
 
+// LayersDir is where the runtime mounts what the guest makes Config.Layered of.
+// It lies in a tmpfs, so that the guest can remove the mount points.
+const LayersDir = "/run/caisson-layers"
+
+// Layered is a mount that the guest makes in a sandbox with its own kernel: of
+// Source, or if that is empty, an overlay. Lowers begins with the top one.
+type Layered struct {
+	Target string   `json:"target"`
+	Source string   `json:"source,omitempty"`
+	Upper  string   `json:"upper,omitempty"`
+	Lowers []string `json:"lowers,omitempty"`
+}
+
+// Places returns the paths of what the mount is made of.
+func (l Layered) Places() []string {
+	if l.Source != "" {
+		return []string{l.Source}
+	}
+	return append([]string{l.Upper}, l.Lowers...)
+}
+
+// LayerCapabilities is a bit mask of the capabilities with which the guest makes
+// Config.Layered: CHOWN, DAC_OVERRIDE, FOWNER, FSETID and SYS_ADMIN. An overlay
+// uses its layers with them. The guest drops those that it needs for nothing
+// else.
+const LayerCapabilities uint64 = 1<<0 | 1<<1 | 1<<3 | 1<<4 | 1<<21
+
 // Validate returns what is wrong with a configuration.
 func (c Config) Validate() error {
 	shared := c.SingleUID || c.Root // the guest's identity, without gids that mark commands
@@ -93,6 +123,11 @@ func (c Config) Validate() error {
 	case shared && len(c.Groups) > 0:
 		return fmt.Errorf("commands that share the guest's user can't have the groups %v", c.Groups)
 	}
+	for _, l := range c.Layered {
+		if err := l.validate(); err != nil {
+			return err
+		}
+	}
 	for _, g := range c.Groups {
 		if g == 0 || g >= c.GIDBase && g-c.GIDBase < c.GIDCount {
 			return fmt.Errorf("group %d is root's or marks a command", g)
@@ -102,6 +137,19 @@ func (c Config) Validate() error {
 		return err
 	}
 	return c.validateIdentities()
+}
+
+// validate returns an error for paths that can't be part of an overlay's options.
+func (l Layered) validate() error {
+	if l.Source == "" && len(l.Lowers) == 0 {
+		return fmt.Errorf("mount at %q is made of nothing", l.Target)
+	}
+	for _, place := range l.Places() {
+		if !strings.HasPrefix(place, LayersDir+"/") || strings.ContainsAny(place, ",:\\") {
+			return fmt.Errorf("mount at %q is made of %q, which is not below %s", l.Target, place, LayersDir)
+		}
+	}
+	return nil
 }
 
 // validateIdentities returns an error if another identity would be root, the

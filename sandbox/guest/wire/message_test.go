@@ -94,6 +94,7 @@ func TestDecodeRefuses(t *testing.T) {
 
 func TestConfigValidate(t *testing.T) {
 	good := Config{Protocol: Version, CommandUID: 10001, CommandGID: 10001, GIDBase: 30000, GIDCount: 20000, Workspace: "/workspace"}
+	good.Layered = []Layered{{Target: "/w", Upper: LayersDir + "/1", Lowers: []string{LayersDir + "/2"}}, {Target: "/w/x", Source: LayersDir + "/3"}}
 	if err := good.Validate(); err != nil {
 		t.Error(err)
 	}
@@ -108,6 +109,15 @@ func TestConfigValidate(t *testing.T) {
 		"range wraps":       func(c *Config) { c.GIDBase, c.GIDCount = 1<<31-10, 1<<32-1 },
 		"own gid in it":     func(c *Config) { c.GIDBase = 10000 },
 		"own gid its start": func(c *Config) { c.GIDBase = 10001 },
+		"made of nothing":   func(c *Config) { c.Layered = []Layered{{Target: "/w", Upper: LayersDir + "/1"}} },
+		"layer elsewhere": func(c *Config) {
+			c.Layered = []Layered{{Target: "/w", Upper: LayersDir + "/1", Lowers: []string{"/usr"}}}
+		},
+		"upper elsewhere": func(c *Config) {
+			c.Layered = []Layered{{Target: "/w", Upper: "/usr", Lowers: []string{LayersDir + "/1"}}}
+		},
+		"source elsewhere": func(c *Config) { c.Layered = []Layered{{Target: "/w", Source: LayersDir}} },
+		"an option":        func(c *Config) { c.Layered = []Layered{{Target: "/w", Source: LayersDir + "/1,upperdir=/usr"}} },
 	} {
 		c := good
 		change(&c)

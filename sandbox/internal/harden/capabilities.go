@@ -36,6 +36,12 @@ func ContainerCapabilities(root bool) []string {
 	return list
 }
 
+// LayerCapabilities returns the capabilities with which the guest mounts overlays
+// in a sandbox with its own kernel; the same as wire.LayerCapabilities.
+func LayerCapabilities() []string {
+	return []string{"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_SYS_ADMIN"}
+}
+
 // GuestEnv returns the guest's environment. It sets PATH because runtimes add
 // one if it is missing. The guest looks up nothing in it, and commands do not
 // inherit it.

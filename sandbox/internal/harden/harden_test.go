@@ -9,12 +9,25 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
 func TestGuestCapabilities(t *testing.T) {
 	want := []string{"CAP_KILL", "CAP_SETGID", "CAP_SETUID", "CAP_SETPCAP"}
 	if diff := cmp.Diff(want, GuestCapabilities()); diff != "" {
 		t.Errorf("guest capabilities (-want +got):\n%s", diff)
+	}
+}
+
+// The guest drops what the runtime gives it for overlays.
+func TestLayerCapabilities(t *testing.T) {
+	number := map[string]uint{"CAP_CHOWN": 0, "CAP_DAC_OVERRIDE": 1, "CAP_FOWNER": 3, "CAP_FSETID": 4, "CAP_SYS_ADMIN": 21}
+	var set uint64
+	for _, name := range LayerCapabilities() {
+		set |= 1 << number[name]
+	}
+	if set != wire.LayerCapabilities || len(LayerCapabilities()) != len(number) {
+		t.Errorf("the runtime gives %#x, and the guest drops %#x", set, wire.LayerCapabilities)
 	}
 }
 

@@ -101,6 +101,12 @@ func (o *observation) verifyMounts() error {
 		if !m.IsInside(b) || i == 0 && m.Volume != nil && IsGVisor(o.hello) {
 			continue // not observed; gVisor numbers an overlay's inodes itself
 		}
+		if len(b.Layers) > 0 {
+			if err := o.verifyOverlay(b, o.hello.Workspace); err != nil {
+				return err
+			}
+			continue
+		}
 		if i == 0 && m.Volume != nil {
 			b.Device = o.hello.Workspace.Device // the overlay's own is not known
 		}
@@ -109,14 +115,43 @@ func (o *observation) verifyMounts() error {
 		}
 	}
 	for _, b := range m.Further {
+		if len(b.Layers) > 0 {
+			if err := o.verifyOverlay(b, mountAt(o.hello.Further, b.Target)); err != nil {
+				return err
+			}
+			continue
+		}
 		if err := o.verifyBind(b, o.hello.Further, false); err != nil {
 			return err
+		}
+	}
+	for _, place := range o.hello.Mounts {
+		if place == wire.LayersDir || strings.HasPrefix(place, wire.LayersDir+"/") {
+			return fmt.Errorf("a layer is still mounted at %s", place)
 		}
 	}
 	_, tmpfs := o.prep.Tmpfs()
 	for _, t := range tmpfs {
 		if seen := mountAt(o.hello.Further, t.Path); seen.Type != "tmpfs" {
 			return fmt.Errorf("%w: no tmpfs is mounted at %s", ErrNotShared, t.Path)
+		}
+	}
+	return nil
+}
+
+// verifyOverlay compares the sources of an overlay that the guest mounted with
+// the directories that were opened, by their paths: gVisor numbers inodes itself.
+func (o *observation) verifyOverlay(b workmount.Bind, seen wire.Mount) error {
+	if seen.Type != "overlay" {
+		return fmt.Errorf("no overlay is mounted at %s, but %q", b.Target, seen.Type)
+	}
+	for _, l := range b.Layers {
+		device, inode, err := workmount.FileIdentity(l.Source)
+		if err != nil {
+			return err
+		}
+		if device != l.Device || inode != l.Inode {
+			return fmt.Errorf("%w: the overlay at %s is not made of the %s that was opened", ErrNotShared, b.Target, l.Source)
 		}
 	}
 	return nil

@@ -219,6 +219,7 @@ func (s *Sandbox) guestOptions() guest.Options {
 	for _, t := range tmpfs {
 		config.Mounts = append(config.Mounts, t.Path)
 	}
+	config.Layered = p.layered()
 	config.Probe = b.Probe
 	config.View = p.readsThroughGuest()
 	config.SilenceMS = b.Silence.Milliseconds()

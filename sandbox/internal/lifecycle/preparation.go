@@ -78,7 +78,25 @@ func (p *Preparation) FileBinds() []images.Bind {
 // readsThroughGuest reports whether the guest reads the workspace for the host,
 // because no process of this machine sees it.
 func (p *Preparation) readsThroughGuest() bool {
-	return p.Mounts.Volume != nil || p.Mounts.Mode == sandbox.ModeCopy
+	m := p.Mounts
+	return m.Volume != nil || m.Mode == sandbox.ModeCopy || len(m.Binds) > 0 && len(m.Binds[0].Layers) > 0
+}
+
+// layered returns the mounts that the guest makes.
+func (p *Preparation) layered() (list []wire.Layered) {
+	for _, b := range slices.Concat(p.Mounts.Binds, p.Mounts.Further) {
+		switch {
+		case b.Place != "":
+			list = append(list, wire.Layered{Target: b.Target, Source: b.Place})
+		case len(b.Layers) > 0:
+			l := wire.Layered{Target: b.Target, Upper: b.Layers[0].Target}
+			for _, lower := range b.Layers[1:] {
+				l.Lowers = append(l.Lowers, lower.Target)
+			}
+			list = append(list, l)
+		}
+	}
+	return list
 }
 
 // VolumeMounts returns tmpfs mounts for an image's VOLUMEs, except at or in

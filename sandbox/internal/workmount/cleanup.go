@@ -42,6 +42,7 @@ type cleanup struct {
 	dirs         []listedDir // of files bound in place of others, scratch directories and layers
 	further      []furtherMount
 	maps         IDMaps   // of what is bound by path
+	places       int      // mount points in wire.LayersDir
 	scratch      []string // directories below base that belong to the commands
 	placeholders []placeholderOf
 }

@@ -213,7 +213,7 @@ func (p *Mounts) prepareFurther(ctx context.Context, o Options, decided identity
 	for i := range p.cleanup.further {
 		m := &p.cleanup.further[i]
 		if m.Layers != "" {
-			if m.layers, err = openLayers(m.Layers, o.StateDir, decided.files.uid); err != nil {
+			if m.layers, err = openLayers(m.Layers, o.StateDir, decided.files.uid, decided.probe()); err != nil {
 				return fmt.Errorf("mount at %s: %w", m.Target, err)
 			}
 			if err := m.layers.shareWithRoot(decided); err != nil {
@@ -308,10 +308,10 @@ func (p *Mounts) bindFurther(o Options, decided identityPlan) error {
 	}
 	for i, m := range p.cleanup.further {
 		if m.layers != nil && decided.want.RuntimeMaps {
-			return &sandbox.IncapableError{
-				Request: "mount of " + m.source + " at " + m.Target, Reason: "gVisor without namespaces can't lay an overlay over it",
-				Hint: "mount it read-only, or run where namespaces can be made",
+			if err := p.addGuestOverlay(o, m); err != nil {
+				return err
 			}
+			continue
 		}
 		if m.layers != nil && o.RuntimeJoins {
 			if err := p.planLayered(o, m); err != nil {

@@ -117,6 +117,7 @@ type identityPlan struct {
 	// maps and scratch are those of the workspace and of scratch directories, if
 	// want.RuntimeMaps is set.
 	maps, scratch IDMaps
+	oneOwner      bool // these know one user and group only
 }
 
 // decideIdentity implements the table of the package comment. It calls writable
@@ -130,6 +131,7 @@ func decideIdentity(want Identity, runner, owner ids, path string, callerOwns bo
 	p.want, p.command, p.stage, p.idmap = want, want.command(), false, true
 	p.maps = idMaps{p.files, want}.forRuntime(root)
 	p.scratch = idMaps{runner, want}.forRuntime(root)
+	p.oneOwner = !root
 	if root {
 		p.lost = append(p.lost, LostFlags)
 	}

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest/overlayfs"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -29,12 +30,13 @@ type overlayLayers struct {
 	frozen []*os.File
 }
 
-// openLayers opens, locks and checks the layers for files of uid. It locks the
+// openLayers opens, locks and checks the layers for files of uid. Probe returns
+// an error if their file system can't hold what is written to them. It locks the
 // open directory itself with flock(2), unlike [state.Lock]. A process that
 // applies or removes the layers takes the same lock: an overlay is undefined if
 // its upper layer changes otherwise or belongs to two overlays (overlayfs.rst,
 // "Changes to underlying filesystems").
-func openLayers(where, stateDir string, uid int) (_ *overlayLayers, err error) {
+func openLayers(where, stateDir string, uid int, probe func(*overlayLayers) error) (_ *overlayLayers, err error) {
 	dir, err := os.OpenFile(where, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open layers: %w", err)
@@ -59,7 +61,7 @@ func openLayers(where, stateDir string, uid int) (_ *overlayLayers, err error) {
 		return nil, err
 	}
 	l.cleanWork()
-	if err := l.probeFileSystem(); err != nil {
+	if err := probe(l); err != nil {
 		return nil, fmt.Errorf("layers %s: %w: their file system can't hold what an overlay writes (%w): "+
 			"use bind mode, or a state directory (XDG_STATE_HOME) on a local disk, such as ext4, xfs or btrfs", where, sandbox.ErrUnsupported, err)
 	}
@@ -202,6 +204,36 @@ func (l *overlayLayers) probeFileSystem() error {
 		return fmt.Errorf("rename with whiteout: %w", err)
 	}
 	return nil
+}
+
+// probe returns the check of layers for the kernel that mounts them.
+func (p identityPlan) probe() func(*overlayLayers) error {
+	if p.want.RuntimeMaps {
+		return (*overlayLayers).probeWhiteouts
+	}
+	return (*overlayLayers).probeFileSystem
+}
+
+// probeWhiteouts does what gVisor's overlay and a collected copy do: opaque
+// directories, and whiteouts of either form.
+func (l *overlayLayers) probeWhiteouts() error {
+	work, err := openBelow(l.dir, workName, unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = work.Close() }()
+	at := int(work.Fd())
+	if err := unix.Fsetxattr(at, probeAttribute, []byte("y"), 0); err != nil {
+		return fmt.Errorf("attribute %s: %w", probeAttribute, err)
+	}
+	if err := unix.Fremovexattr(at, probeAttribute); err != nil {
+		return fmt.Errorf("attribute %s: %w", probeAttribute, err)
+	}
+	const whiteout = ".probe"
+	if err := overlayfs.MakeWhiteout(at, whiteout); err != nil {
+		return fmt.Errorf("whiteout: %w", err)
+	}
+	return unix.Unlinkat(at, whiteout, 0)
 }
 
 // probeAttribute is in overlayfs's namespace with `userxattr`.

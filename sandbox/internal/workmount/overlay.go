@@ -197,7 +197,7 @@ const overlayMounts = 2
 // in bind mode; a .caisson that a command made is never read.
 func (p *Mounts) prepareOverlay(ctx context.Context, o Options, decided identityPlan) error {
 	var err error
-	if p.cleanup.layers, err = openLayers(o.Workspace.Layers, o.StateDir, decided.files.uid); err != nil {
+	if p.cleanup.layers, err = openLayers(o.Workspace.Layers, o.StateDir, decided.files.uid, decided.probe()); err != nil {
 		return err
 	}
 	if err := p.cleanup.layers.shareWithRoot(decided); err != nil {
@@ -214,10 +214,7 @@ func (p *Mounts) prepareOverlay(ctx context.Context, o Options, decided identity
 		return fmt.Errorf("prepare workspace: %w", err)
 	}
 	if decided.want.RuntimeMaps {
-		return &sandbox.IncapableError{
-			Request: "workspace " + p.Path + " in mode overlay", Reason: "gVisor without namespaces mounts none",
-			Hint: "use mode copy or bind, or run where namespaces can be made",
-		}
+		return p.planGuestOverlay(o, decided, list)
 	}
 	if !decided.stage && o.EngineMounts {
 		return p.planVolume(o, decided, list)

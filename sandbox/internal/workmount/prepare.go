@@ -85,6 +85,13 @@ type Bind struct {
 	Device, Inode uint64
 	// Maps are the owners' maps, if Identity.RuntimeMaps was set.
 	Maps IDMaps
+	// Layers, if any, are the layers of an overlay that the guest mounts at
+	// Target, the writable one first and the original last. Their targets lie in
+	// wire.LayersDir. The bind itself has no source then.
+	Layers []Bind
+	// Place is where to mount the source, if the guest must mount it at Target:
+	// in an overlay of its own.
+	Place string
 	// Private reports whether the source lies below Options.Dir, where no other
 	// process can replace it.
 	Private bool
@@ -333,7 +340,7 @@ func (p *Mounts) prepareCopy(ctx context.Context, o Options, decided identityPla
 	}
 	p.Binds = []Bind{{Target: p.Target, Dir: true}}
 	var err error
-	p.cleanup.layers, err = openLayers(o.Workspace.Layers, o.StateDir, decided.files.uid)
+	p.cleanup.layers, err = openLayers(o.Workspace.Layers, o.StateDir, decided.files.uid, (*overlayLayers).probeWhiteouts)
 	return err
 }
 

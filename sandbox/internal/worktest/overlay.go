@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest/overlayfs"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -31,6 +32,11 @@ type Cell struct {
 	// OwnKernel reports gVisor, where the host doesn't see FIFOs that commands
 	// make.
 	OwnKernel bool
+	// FileWhiteouts reports that the layers' file system has no devices.
+	FileWhiteouts bool
+	// SeesPipes reports that the guest reads for the host's view, which then has
+	// such FIFOs as long as the sandbox lives.
+	SeesPipes bool
 }
 
 // change is the commands' script in a furnished overlay.
@@ -95,7 +101,7 @@ func SeesChange(t *testing.T, c Cell) {
 		}
 	}
 	for name, kind := range map[string]workspace.Kind{"outside": workspace.KindEscape, "pipe": workspace.KindNotRegular, "opaque": workspace.KindIsDir} {
-		if name == "pipe" && c.OwnKernel {
+		if name == "pipe" && c.OwnKernel && !c.SeesPipes {
 			kind = workspace.KindNotFound
 		}
 		_, err := v.ReadFile(t.Context(), name, 0, 0)
@@ -108,7 +114,7 @@ func SeesChange(t *testing.T, c Cell) {
 	if c.Thirds {
 		more = append(more, "group", "hidden", "third")
 	}
-	if !c.OwnKernel {
+	if !c.OwnKernel || c.SeesPipes {
 		more = append(more, "pipe")
 	}
 	c.checkList(t, v, more...)
@@ -156,7 +162,9 @@ func (c Cell) checkUpper(t *testing.T) {
 	}
 	for _, name := range []string{"gone", "moved"} {
 		var st unix.Stat_t
-		if err := unix.Lstat(filepath.Join(upper, name), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR || st.Rdev != 0 {
+		err := unix.Lstat(filepath.Join(upper, name), &st)
+		device, file := st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == 0, st.Size == 0 && overlayfs.IsWhiteout(unix.AT_FDCWD, filepath.Join(upper, name))
+		if err != nil || device == c.FileWhiteouts || file != c.FileWhiteouts {
 			t.Errorf("%s is no whiteout: %o %v", name, st.Mode, err)
 		}
 	}

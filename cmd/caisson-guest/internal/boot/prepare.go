@@ -34,6 +34,9 @@ func prepare(o Options, c wire.Config, null *os.File) (serve.Options, wire.Hello
 			return fail(fmt.Errorf("be another user than commands: %w", err))
 		}
 	}
+	if err := mountLayered(c); err != nil {
+		return fail(err)
+	}
 	if err := forbidCores(); err != nil {
 		return fail(fmt.Errorf("forbid core files: %w", err))
 	}
