@@ -43,7 +43,7 @@ set -- "$@" -modfile "$temporary/go.mod"
 # The seccomp filters are compiled here and not at each start, unless this
 # machine can't run what it builds (docs/design/guest.md#runtimes).
 if [ "$("$GO" env GOOS GOARCH)" = "$("$GO" env GOHOSTOS GOHOSTARCH)" ]; then
-	"$GO" build -trimpath -buildvcs=false -ldflags "-s -w" -o "$temporary/precompile" ./precompile
+	"$GO" build -trimpath -buildvcs=false -ldflags "-s -w" -modfile "$temporary/go.mod" -o "$temporary/precompile" ./precompile
 	# That takes a minute. The same program writes the same filters, so they are kept.
 	filters=$kept/$(sha256sum <"$temporary/precompile" | cut -d' ' -f1).go
 	if [ ! -s "$filters" ]; then

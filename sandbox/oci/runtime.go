@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -89,6 +90,9 @@ func (r *runtimeClient) deleteContainer(ctx context.Context, id string) (removed
 	if len(files) == 0 {
 		return false, nil
 	}
+	if r.killOwn(id, files) {
+		return r.removeFiles(ctx, id)
+	}
 	if _, err := r.callRuntime(ctx, r.root, "delete", "--force", id); err != nil {
 		var exit *exec.ExitError
 		if ctx.Err() != nil || !errors.As(err, &exit) || !exit.Exited() {
@@ -98,6 +102,52 @@ func (r *runtimeClient) deleteContainer(ctx context.Context, id string) (removed
 	}
 	_, err = r.removeFiles(ctx, id) // an early failure leaves a lock or an empty directory
 	return true, err
+}
+
+// killOwn kills a sandbox of runsc itself and returns true if `runsc delete`
+// would kill others: it goes by the numbers of the sandbox and its gofer, which
+// other processes have if the container job was started again. runc compares
+// start times.
+func (r *runtimeClient) killOwn(id string, files []string) bool {
+	i := slices.IndexFunc(files, func(name string) bool { return strings.HasSuffix(name, ".state") })
+	if i < 0 {
+		return false
+	}
+	var state struct {
+		Gofer   int `json:"goferPid"`
+		Sandbox struct {
+			PID int `json:"pid"`
+		} `json:"sandbox"`
+	}
+	data, err := os.ReadFile(filepath.Join(r.root, files[i]))
+	if err != nil || json.Unmarshal(data, &state) != nil {
+		return false // runsc can't read it either
+	}
+	var own []*hostProcess
+	foreign := false
+	for _, pid := range []int{state.Sandbox.PID, state.Gofer} {
+		p, err := openProcess(pid)
+		if err != nil {
+			continue // it has ended
+		}
+		defer p.close()
+		line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		switch {
+		case err != nil || len(line) == 0: // it has ended
+		case strings.HasSuffix(string(line), "\x00"+id+"\x00"):
+			own = append(own, p)
+		default:
+			foreign = true
+		}
+	}
+	if !foreign {
+		return false
+	}
+	for _, p := range own {
+		p.sendKill()
+		p.waitFor(settleTime)
+	}
+	return true
 }
 
 func (r *runtimeClient) removeFiles(_ context.Context, id string) (removed bool, err error) {

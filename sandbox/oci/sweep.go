@@ -89,8 +89,8 @@ func (p *hostProcess) waitOrKill(ctx context.Context, deadline time.Time) error 
 
 // isStarting reports whether a process is the runtime starting a container, or
 // about to become it. A command line alone proves nothing: every process
-// chooses its own, also those in sandboxes, but they have their own PID
-// namespace.
+// chooses its own, also those in sandboxes. But these have their own PID
+// namespace, or are not on the host.
 func (r *runtimeClient) isStarting(pid int, id string) bool {
 	dir := filepath.Join("/proc", strconv.Itoa(pid))
 	for deadline := time.Now().Add(execTime); ; pauseBriefly() {

@@ -88,6 +88,8 @@ var verbs = map[string]func(args []string) error{
 	"set-id":         setID,
 	"scar":           scarTree,
 	"scars":          printTree,
+	"swap-socket":    swapSocket,
+	"take":           takeFile,
 	"guard":          guardSecret,
 	"reach":          reachOther,
 	"serve":          serveLate,

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -54,6 +55,54 @@ func chownAll(paths []string) error {
 			_ = os.Lchown(path, -1, id)
 		}
 		_ = os.Lchown(path, 4242, 4242) // the owner's number on the host
+	}
+	return nil
+}
+
+// swapSocket changes the mode of a socket whose name has become a symlink to
+// another file.
+func swapSocket(args []string) error {
+	socket, target := args[0], args[1]
+	fd, err := unix.Open(socket, unix.O_PATH, 0)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(os.Remove(socket), os.Symlink(target, socket)); err != nil {
+		return err
+	}
+	return os.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), 0o777)
+}
+
+// takeFile prints what can be done to a file, and to a directory beside it.
+func takeFile(args []string) error {
+	file, dir := args[0], args[1]
+	for _, a := range []struct {
+		name string
+		try  func() error
+	}{
+		{"read", func() error { _, err := os.ReadFile(file); return err }},
+		{"append", func() error {
+			f, err := os.OpenFile(file, os.O_WRONLY|os.O_APPEND, 0)
+			if err == nil {
+				_, err = f.WriteString("x")
+				err = errors.Join(err, f.Close())
+			}
+			return err
+		}},
+		{"truncate", func() error { return os.Truncate(file, 0) }},
+		{"mark", func() error { return unix.Setxattr(file, "user.probe", []byte("x"), 0) }},
+		{"chmod", func() error { return os.Chmod(file, 0o666) }},
+		{"link", func() error { return os.Link(file, file+"-linked") }},
+		{"rename", func() error { return errors.Join(os.Rename(file, file+"-renamed"), os.Rename(file+"-renamed", file)) }},
+		{"list", func() error { _, err := os.ReadDir(dir); return err }},
+		{"make in directory", func() error { return os.WriteFile(dir+"/new", nil, 0o600) }},
+		{"read in directory", func() error { _, err := os.ReadFile(dir + "/file"); return err }},
+		{"chown", func() error { return os.Chown(file, 0, 0) }},
+		{"remove", func() error { return os.Remove(file) }},
+	} {
+		if err := a.try(); err == nil {
+			fmt.Println(a.name)
+		}
 	}
 	return nil
 }

@@ -44,6 +44,11 @@ func (m IDMap) ToInside(id uint32) uint32 {
 	return overflowID
 }
 
+// Maps reports whether the sandbox sees an owner on the disk as its own ID.
+func (m IDMap) Maps(id uint32) bool {
+	return m == nil || slices.ContainsFunc(m, func(r Range) bool { return id-r.Host < r.Size })
+}
+
 // ToHost returns the owner on the disk, or EINVAL, as chown(2) does, if the ID
 // is not mapped.
 func (m IDMap) ToHost(id uint32) (uint32, error) {
@@ -56,6 +61,50 @@ func (m IDMap) ToHost(id uint32) (uint32, error) {
 		return id, nil
 	}
 	return 0, unix.EINVAL
+}
+
+// FileID identifies a file on this machine.
+type FileID struct {
+	DevMajor, DevMinor uint32
+	Ino                uint64
+}
+
+// FileIDOf returns the identity of the file that was examined.
+func FileIDOf(stat *unix.Statx_t) FileID {
+	return FileID{stat.Dev_major, stat.Dev_minor, stat.Ino}
+}
+
+// Examine returns the identity of the file at path, which has no symlinks.
+func Examine(path string) (FileID, error) {
+	var stat unix.Statx_t
+	fd, err := openPath(path)
+	if err != nil {
+		return FileID{}, err
+	}
+	defer unix.Close(fd)
+	err = unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_BASIC_STATS, &stat)
+	return FileIDOf(&stat), err
+}
+
+func openPath(path string) (int, error) {
+	return unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS})
+}
+
+// SandboxID returns a user and group for a sandbox of root, where it can be had
+// one that no other has: sandboxes of one user could trace each other. No system
+// hands out this range; see workmount.FirstID.
+func SandboxID() int {
+	const first = 0x7900_0000
+	id := first + os.Getpid()
+	for _, file := range []string{"/proc/self/uid_map", "/proc/self/gid_map"} {
+		data, err := os.ReadFile(file)
+		var inside, outside, size int
+		// The whole range, or what a container's user namespace has of it.
+		if _, scanErr := fmt.Sscan(string(data), &inside, &outside, &size); err != nil || scanErr != nil || id < inside || id-inside >= size {
+			return overflowID
+		}
+	}
+	return id
 }
 
 // Tree is a file, or a directory with all below it, that a confined process may
@@ -78,9 +127,9 @@ const (
 	allRights = writeRights | unix.LANDLOCK_ACCESS_FS_EXECUTE | unix.LANDLOCK_ACCESS_FS_MAKE_BLOCK | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
 )
 
-// minABI is the first Landlock ABI that can allow renaming from one directory
+// renameABI is the first Landlock ABI that can allow renaming from one directory
 // to another (landlock(7), LANDLOCK_ACCESS_FS_REFER).
-const minABI = 2
+const renameABI = 2
 
 // ABI returns the kernel's Landlock ABI, or 0 if it has none.
 func ABI() int {
@@ -95,6 +144,9 @@ func ABI() int {
 // Before ABI 4 it is the files alone.
 func handled(abi int) (attr unix.LandlockRulesetAttr, size uintptr) {
 	attr.Access_fs = allRights
+	if abi < renameABI {
+		attr.Access_fs &^= unix.LANDLOCK_ACCESS_FS_REFER
+	}
 	if abi < 3 {
 		attr.Access_fs &^= unix.LANDLOCK_ACCESS_FS_TRUNCATE
 	}
@@ -113,14 +165,18 @@ func handled(abi int) (attr unix.LandlockRulesetAttr, size uintptr) {
 	return attr, size
 }
 
-// newRuleset returns a ruleset that allows these trees, or nil if the kernel has
-// no Landlock that can be used.
-func newRuleset(trees []Tree) (*os.File, error) {
+// newRuleset returns a ruleset that allows these trees, or nil if the kernel's
+// Landlock is older than minABI. Without scoped, it leaves signals and abstract
+// sockets alone.
+func newRuleset(trees []Tree, minABI int, scoped bool) (*os.File, error) {
 	abi := ABI()
 	if abi < minABI {
 		return nil, nil
 	}
 	attr, size := handled(abi)
+	if !scoped {
+		attr.Scoped = 0
+	}
 	fd, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&attr)), size, 0)
 	if errno != 0 {
 		return nil, fmt.Errorf("make Landlock ruleset: %w", errno)
@@ -135,7 +191,11 @@ func newRuleset(trees []Tree) (*os.File, error) {
 }
 
 func allow(rules *os.File, t Tree, known uint64) error {
-	fd, err := unix.Open(t.Path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	open := openPath
+	if t.Executable { // /proc/self/exe
+		open = func(path string) (int, error) { return unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0) }
+	}
+	fd, err := open(t.Path)
 	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}
@@ -180,11 +240,12 @@ func restrict(rules *os.File, call func(trap, a1, a2, a3, a4, a5, a6 uintptr) (r
 	return nil
 }
 
-// Confine leaves all threads of this process the files in trees only, no TCP, no
-// signals to other processes and no privileges by exec. Processes that it
-// started earlier are not confined and are out of its reach.
+// Confine leaves all threads of this process the files in trees only, no TCP and
+// no privileges by exec. Signals are for its seccomp filter: where Landlock
+// scopes them, Linux 6.12 to 6.14 also forbids those between the threads, which
+// this call needs. Processes that it started earlier are not confined.
 func Confine(trees ...Tree) error {
-	rules, err := newRuleset(trees)
+	rules, err := newRuleset(trees, renameABI, false)
 	if err != nil {
 		return err
 	}
@@ -208,24 +269,41 @@ func Hide() error {
 	return nil
 }
 
-// Start starts cmd confined as by Confine, to trees and its own executable. Its
-// children are confined with it and within its reach.
+// startConfined confines this thread, on which nothing else may run, and starts
+// cmd. The thread stays, because its end would be the parent's death for a child
+// with Pdeathsig.
+func startConfined(rules *os.File, cmd *exec.Cmd, started chan<- error) {
+	err := restrict(rules, syscall.Syscall6)
+	if err == nil {
+		err = cmd.Start()
+	}
+	started <- err
+	select {}
+}
+
+// Start starts cmd confined as by Confine, to trees and its own executable, and
+// without signals to other processes than its children, which are confined with
+// it.
 func Start(cmd *exec.Cmd, trees ...Tree) error {
-	rules, err := newRuleset(slices.Concat(trees, []Tree{{Path: cmd.Path, Executable: true}}))
+	rules, err := newRuleset(slices.Concat(trees, []Tree{{Path: cmd.Path, Executable: true}}), 1, true)
 	if err != nil {
 		return err
 	}
 	started := make(chan error)
 	go func() {
-		// The thread is confined, so nothing else may run on it. It stays, because
-		// its end would be the parent's death for a child with Pdeathsig.
 		runtime.LockOSThread()
-		err := restrict(rules, syscall.Syscall6)
-		if err == nil {
-			err = cmd.Start()
+		if unix.Gettid() == os.Getpid() { // The main thread stays free: take another.
+			other := make(chan struct{})
+			go func() {
+				runtime.LockOSThread()
+				close(other)
+				startConfined(rules, cmd, started)
+			}()
+			<-other
+			runtime.UnlockOSThread()
+			return
 		}
-		started <- err
-		select {}
+		startConfined(rules, cmd, started)
 	}()
 	err = <-started
 	if rules != nil {
