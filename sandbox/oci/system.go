@@ -38,12 +38,24 @@ func (b *Backend) chooseIsolation() (_ sandbox.Isolation, why string, err error)
 
 // lostNamespaces describes what a sandbox of gVisor without namespaces lacks.
 func lostNamespaces() []string {
-	lost := []string{"Namespaces: gVisor's kernel and its file server are processes of this user in the namespaces of Caisson, with seccomp and Landlock around them."}
-	if _, err := Landlock(); err != nil {
-		lost[0] = "Namespaces and Landlock, which needs Linux 5.19: gVisor's kernel and its file server are processes of this user in the namespaces of Caisson, with only seccomp around them."
+	text := "Namespaces: gVisor's kernel and its file server are processes of this user in the namespaces of Caisson, with "
+	switch version, err := Landlock(); {
+	case err != nil:
+		text += "only seccomp around them, because Landlock needs Linux 5.19."
+	case version < signalsVersion:
+		text += "seccomp and Landlock around them, which keeps their signals inside only from Linux 6.12 on."
+	default:
+		text += "seccomp and Landlock around them."
 	}
-	return lost
+	if os.Geteuid() != 0 { // as root, each sandbox has a user of its own
+		text += " Other processes of this user can end them and read the memory of the sandbox."
+	}
+	return []string{text}
 }
+
+// signalsVersion is the first version of Landlock that restricts signals
+// (landlock(7), LANDLOCK_SCOPE_SIGNAL).
+const signalsVersion = 6
 
 // Landlock returns the version of the kernel's Landlock. It fails if there is
 // none that can confine gVisor without namespaces: before Linux 5.19, a file
