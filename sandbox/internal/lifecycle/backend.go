@@ -123,7 +123,7 @@ func (b *Backend) validateSpec(spec sandbox.Spec) error {
 	case spec.Workspace.Dir == nil || !filepath.IsAbs(spec.Workspace.Path):
 		return fmt.Errorf("%w: workspace %q is not open", sandbox.ErrInvalid, spec.Workspace.Path)
 	case spec.Workspace.Mode == sandbox.ModeCopy && !b.Copies:
-		return fmt.Errorf("workspace %s: %w: the %s backend has no mode copy, which is for Docker engines that can't mount it: use mode overlay, or the docker backend",
+		return fmt.Errorf("workspace %s: %w: the %s backend has no mode copy: use mode overlay, or the docker or gvisor backend",
 			spec.Workspace.Path, sandbox.ErrUnsupported, b.Name)
 	case spec.Workspace.CopyBytes < 0 || spec.Workspace.CopyEntries < 0:
 		return fmt.Errorf("%w: negative bounds of the workspace's copy", sandbox.ErrInvalid)
