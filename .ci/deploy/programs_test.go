@@ -1,6 +1,7 @@
 package deploy
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"flag"
@@ -16,12 +17,13 @@ import (
 
 	"github.com/compose-spec/compose-go/v2/loader"
 	"github.com/compose-spec/compose-go/v2/types"
+	containerd "github.com/containerd/containerd/v2/contrib/seccomp"
 	"github.com/moby/profiles/seccomp"
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-var update = flag.Bool("update", false, "write seccomp.json")
+var update = flag.Bool("update", false, "write the seccomp profiles")
 
 const password = "secret"
 
@@ -206,13 +208,16 @@ func moduleVersion(t *testing.T, path string) string {
 // sandboxCalls are the system calls that sandboxes need, and Docker's profile forbids.
 var sandboxCalls = []string{"chroot", "clone", "fsconfig", "fsmount", "fsopen", "mount", "move_mount", "pivot_root", "umount2", "unshare"}
 
+// noCapabilities is a container without capabilities.
+var noCapabilities = &specs.Spec{Process: &specs.Process{Capabilities: &specs.LinuxCapabilities{}}}
+
 // TestSeccomp checks that seccomp.json is Docker's profile of a container without capabilities, and
 // sandboxCalls. It is written for amd64.
 func TestSeccomp(t *testing.T) {
 	if runtime.GOARCH != "amd64" {
 		t.Skip("seccomp.json is for amd64")
 	}
-	profile, err := seccomp.GetDefaultProfile(&specs.Spec{Process: &specs.Process{Capabilities: &specs.LinuxCapabilities{}}})
+	profile, err := seccomp.GetDefaultProfile(noCapabilities)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -221,21 +226,51 @@ func TestSeccomp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want = append(want, '\n')
-	file := filepath.Join(examples, "seccomp.json")
-	if *update {
-		if err := os.WriteFile(file, want, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if got, err := os.ReadFile(file); err != nil || string(got) != string(want) {
-		t.Errorf("seccomp.json is not what go test -run Seccomp -update writes: %v", err)
-	}
+	wantFile(t, filepath.Join(examples, "seccomp.json"), append(want, '\n'))
 	for _, s := range profile.Syscalls[:len(profile.Syscalls)-1] {
 		for _, name := range s.Names {
 			if slices.Contains(sandboxCalls, name) && len(s.Args) == 0 && s.Action == specs.ActAllow {
 				t.Errorf("Docker's profile allows %s", name)
 			}
 		}
+	}
+}
+
+// TestContainerdSeccomp checks that the profile in which the end-to-end tests run a job is
+// containerd's of a container without capabilities: what Kubernetes calls RuntimeDefault.
+func TestContainerdSeccomp(t *testing.T) {
+	if runtime.GOARCH != "amd64" {
+		t.Skip("the profile is for amd64")
+	}
+	profile := containerd.DefaultProfile(noCapabilities)
+	rules := profile.Syscalls
+	profile.Syscalls = nil
+	head, err := json.Marshal(profile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want bytes.Buffer
+	fmt.Fprintf(&want, "%s,\n\"syscalls\": [", bytes.TrimSuffix(head, []byte("}")))
+	for i, rule := range rules {
+		line, err := json.Marshal(rule)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(&want, "%s\n%s", map[bool]string{true: ","}[i > 0], line)
+	}
+	want.WriteString("\n]}\n")
+	wantFile(t, filepath.Join("..", "..", "e2e", "testdata", "seccomp-containerd.json"), want.Bytes())
+}
+
+// wantFile fails the test unless a file is as wanted, and writes it if -update is given.
+func wantFile(t *testing.T, file string, want []byte) {
+	t.Helper()
+	if *update {
+		if err := os.WriteFile(file, want, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := os.ReadFile(file); err != nil || string(got) != string(want) {
+		t.Errorf("%s is not what go test -run Seccomp -update writes: %v", filepath.Base(file), err)
 	}
 }
