@@ -77,7 +77,7 @@ fresh: build ## run tests that depend on the machine in a new root file system w
 	@sh .ci/fresh.sh
 
 # It takes 10 minutes and 3 GB of Go's build cache the first time.
-deploy-test: build ## apply the manifests of examples/deploy to a Kubernetes API server, built from its module
+deploy-test: build ## apply the manifests of examples/deploy and examples/ci to a Kubernetes API server, built from its module
 	CGO_ENABLED=0 E2E_BIN=$(CURDIR)/$(BIN) $(GO) test -C .ci/deploy -tags apiserver -count=1 -timeout 2h -v -run '^TestAPIServer$$' .
 
 bench: build $(BIN)/runsc-stock ## measure against host, engine and runtimes in one run; WRITE=1 writes docs/benchmarks.md

@@ -1,5 +1,6 @@
-// Package deploy checks examples/deploy: its manifests with the types and the Pod Security checks of
-// Kubernetes, its compose file with the loader of compose, and its configuration of NATS with NATS' own parser.
+// Package deploy checks examples/deploy and examples/ci: manifests with the types and the Pod Security checks of
+// Kubernetes, the compose file with the loader of compose, the configuration of NATS with NATS' own parser, and
+// definitions of CI jobs with linters and schemas.
 package deploy
 
 import (
@@ -160,7 +161,7 @@ func readAll(t *testing.T) *manifests {
 
 // TestUnknownFields checks that a misspelt field is found in each manifest.
 func TestUnknownFields(t *testing.T) {
-	for _, d := range readAll(t).documents {
+	for _, d := range slices.Concat(readAll(t).documents, readManifests(t, ciManifest).documents) {
 		for _, field := range []string{"metadata:\n", "spec:\n"} {
 			broken := bytes.Replace(d.text, []byte("\n"+field), []byte("\n"+strings.Replace(field, ":", "s:", 1)), 1)
 			if bytes.Equal(broken, d.text) && field == "spec:\n" {
@@ -172,9 +173,6 @@ func TestUnknownFields(t *testing.T) {
 		}
 	}
 }
-
-// profiles are the fields in which workers differ from what the level restricted wants.
-var profiles = []string{"forbidden AppArmor profile", "seccompProfile"}
 
 // violations returns the reasons for which a pod does not fit a level.
 func violations(t *testing.T, p pod, level api.Level) []string {
@@ -195,49 +193,30 @@ func violations(t *testing.T, p pod, level api.Level) []string {
 
 func isWorker(p pod) bool { return p.Labels["app"] == "worker" }
 
-// TestPodSecurity checks that each namespace has the strictest level that its pods fit. Pods that
-// make sandboxes fit restricted but for two profiles.
+// TestPodSecurity checks that every pod fits the level restricted, which the namespace enforces.
 func TestPodSecurity(t *testing.T) {
 	m := readAll(t)
-	workers := 0
-	for _, p := range m.pods {
-		var want []string
-		if isWorker(p) {
-			workers++
-			want = profiles
+	for _, p := range slices.Concat(m.pods, readManifests(t, ciManifest).pods, []pod{tektonPod(t)}) {
+		if got := violations(t, p, api.LevelRestricted); len(got) > 0 {
+			t.Errorf("%s: %q", p, got)
 		}
-		for _, level := range []api.Level{api.LevelBaseline, api.LevelRestricted} {
-			if got := violations(t, p, level); !slices.Equal(got, want) {
-				t.Errorf("%s at level %s: %q, want %q", p, level, got, want)
-			}
-		}
-		if isWorker(p) {
-			installProfile(p.PodTemplateSpec)
-			if got := violations(t, p, api.LevelRestricted); len(got) > 0 {
-				t.Errorf("%s with an installed profile: %q", p, got)
-			}
-		}
-		// The control: a pod that asks for more is found.
-		p.Spec.Containers[0].SecurityContext.Privileged = new(true)
-		if got := violations(t, p, api.LevelBaseline); !slices.Contains(got, "privileged") {
-			t.Errorf("%s, privileged: %q", p, got)
+		// The control: the profile that sandboxes in namespaces of their own would need.
+		unconfine(p.PodTemplateSpec)
+		if got := violations(t, p, api.LevelRestricted); !slices.Contains(got, "seccompProfile") {
+			t.Errorf("%s, unconfined: %q", p, got)
 		}
 	}
-	if workers != 2 {
-		t.Errorf("%d kinds of workers", workers)
-	}
-	for _, n := range m.namespaces {
-		want := map[string]string{"caisson-batch": "restricted", "caisson-workers": "privileged"}[n.Name]
-		if got := n.Labels[api.EnforceLevelLabel]; got != want {
-			t.Errorf("namespace %s enforces %q", n.Name, got)
-		}
+	if len(m.namespaces) != 1 || m.namespaces[0].Labels[api.EnforceLevelLabel] != string(api.LevelRestricted) {
+		t.Errorf("namespaces %v", m.namespaces)
 	}
 }
 
-// installProfile makes of a worker one on machines that have seccomp.json, and no AppArmor.
-func installProfile(p *corev1.PodTemplateSpec) {
-	p.Spec.SecurityContext.AppArmorProfile = nil
-	p.Spec.SecurityContext.SeccompProfile = &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeLocalhost, LocalhostProfile: new("caisson.json")}
+// unconfine gives a pod the seccomp profile Unconfined.
+func unconfine(p *corev1.PodTemplateSpec) {
+	unconfined := &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeUnconfined}
+	for i := range p.Spec.Containers {
+		p.Spec.Containers[i].SecurityContext.SeccompProfile = unconfined
+	}
 }
 
 // secretCommand is how README.md makes a secret.
@@ -412,10 +391,6 @@ func TestPods(t *testing.T) {
 			if _, tag, ok := strings.Cut(c.Image, ":"); !ok || tag == "latest" {
 				t.Errorf("%s: image %s is not pinned", p, c.Image)
 			}
-		}
-		tolerates := slices.ContainsFunc(s.Tolerations, func(v corev1.Toleration) bool { return v.Key == "caisson.run/sandboxes" })
-		if pooled := s.NodeSelector["caisson.run/sandboxes"] == "true"; tolerates != isWorker(p) || pooled != isWorker(p) {
-			t.Errorf("%s: tolerations %v, node selector %v", p, s.Tolerations, s.NodeSelector)
 		}
 		if isWorker(p) && (s.TerminationGracePeriodSeconds == nil || *s.TerminationGracePeriodSeconds < 60) {
 			t.Errorf("%s can't return its trials", p)

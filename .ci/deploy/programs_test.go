@@ -1,40 +1,31 @@
 package deploy
 
 import (
-	"bytes"
+	"cmp"
 	"context"
-	"encoding/json"
-	"flag"
 	"fmt"
 	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/compose-spec/compose-go/v2/loader"
 	"github.com/compose-spec/compose-go/v2/types"
-	containerd "github.com/containerd/containerd/v2/contrib/seccomp"
-	"github.com/moby/profiles/seccomp"
 	"github.com/nats-io/nats-server/v2/server"
-	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-var update = flag.Bool("update", false, "write the seccomp profiles")
-
 const password = "secret"
+
+// program returns the path of caisson.
+func program() string { return filepath.Join(cmp.Or(os.Getenv("E2E_BIN"), "../../bin"), "caisson") }
 
 // caisson parses arguments with the flags of the command that they name. It runs nothing.
 func caisson(t *testing.T, args []string) error {
 	t.Helper()
-	bin := os.Getenv("E2E_BIN")
-	if bin == "" {
-		bin = "../../bin"
-	}
-	out, err := exec.CommandContext(t.Context(), filepath.Join(bin, "caisson"), append(slices.Clone(args), "--help")...).CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), program(), append(slices.Clone(args), "--help")...).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("%w: %s", err, out)
 	}
@@ -159,7 +150,7 @@ func TestCompose(t *testing.T) {
 	m := readAll(t)
 	image := m.statefulSets[0].Spec.Template.Spec.Containers[0].Image
 	for name, s := range p.Services {
-		if !slices.Equal(s.CapDrop, []string{"ALL"}) || !s.ReadOnly || s.Privileged || len(s.CapAdd) > 0 || !slices.Contains(s.SecurityOpt, "no-new-privileges:true") {
+		if !slices.Equal(s.CapDrop, []string{"ALL"}) || !s.ReadOnly || s.Privileged || len(s.CapAdd) > 0 || !slices.Equal(s.SecurityOpt, []string{"no-new-privileges:true"}) {
 			t.Errorf("%s: %q without %q, %q, read-only %v", name, s.CapAdd, s.CapDrop, s.SecurityOpt, s.ReadOnly)
 		}
 		if strings.HasPrefix(name, "nats-") {
@@ -171,9 +162,6 @@ func TestCompose(t *testing.T) {
 			}
 		} else if len(s.DependsOn) != 3 || !slices.ContainsFunc(s.Volumes, func(v types.ServiceVolumeConfig) bool { return v.Target == "/results" && v.Source == "results" }) {
 			t.Errorf("%s depends on %v, volumes %v", name, s.DependsOn, s.Volumes)
-		}
-		if confined := !slices.Contains(s.SecurityOpt, "seccomp=./seccomp.json"); confined == (name == "worker") {
-			t.Errorf("%s: %q", name, s.SecurityOpt)
 		}
 	}
 	version := "nats:" + moduleVersion(t, "github.com/nats-io/nats-server/v2") + "-alpine"
@@ -203,74 +191,4 @@ func moduleVersion(t *testing.T, path string) string {
 	}
 	t.Fatalf("no %s in go.mod", path)
 	return ""
-}
-
-// sandboxCalls are the system calls that sandboxes need, and Docker's profile forbids.
-var sandboxCalls = []string{"chroot", "clone", "fsconfig", "fsmount", "fsopen", "mount", "move_mount", "pivot_root", "umount2", "unshare"}
-
-// noCapabilities is a container without capabilities.
-var noCapabilities = &specs.Spec{Process: &specs.Process{Capabilities: &specs.LinuxCapabilities{}}}
-
-// TestSeccomp checks that seccomp.json is Docker's profile of a container without capabilities, and
-// sandboxCalls. It is written for amd64.
-func TestSeccomp(t *testing.T) {
-	if runtime.GOARCH != "amd64" {
-		t.Skip("seccomp.json is for amd64")
-	}
-	profile, err := seccomp.GetDefaultProfile(noCapabilities)
-	if err != nil {
-		t.Fatal(err)
-	}
-	profile.Syscalls = append(profile.Syscalls, specs.LinuxSyscall{Names: sandboxCalls, Action: specs.ActAllow})
-	want, err := json.MarshalIndent(profile, "", " ")
-	if err != nil {
-		t.Fatal(err)
-	}
-	wantFile(t, filepath.Join(examples, "seccomp.json"), append(want, '\n'))
-	for _, s := range profile.Syscalls[:len(profile.Syscalls)-1] {
-		for _, name := range s.Names {
-			if slices.Contains(sandboxCalls, name) && len(s.Args) == 0 && s.Action == specs.ActAllow {
-				t.Errorf("Docker's profile allows %s", name)
-			}
-		}
-	}
-}
-
-// TestContainerdSeccomp checks that the profile in which the end-to-end tests run a job is
-// containerd's of a container without capabilities: what Kubernetes calls RuntimeDefault.
-func TestContainerdSeccomp(t *testing.T) {
-	if runtime.GOARCH != "amd64" {
-		t.Skip("the profile is for amd64")
-	}
-	profile := containerd.DefaultProfile(noCapabilities)
-	rules := profile.Syscalls
-	profile.Syscalls = nil
-	head, err := json.Marshal(profile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var want bytes.Buffer
-	fmt.Fprintf(&want, "%s,\n\"syscalls\": [", bytes.TrimSuffix(head, []byte("}")))
-	for i, rule := range rules {
-		line, err := json.Marshal(rule)
-		if err != nil {
-			t.Fatal(err)
-		}
-		fmt.Fprintf(&want, "%s\n%s", map[bool]string{true: ","}[i > 0], line)
-	}
-	want.WriteString("\n]}\n")
-	wantFile(t, filepath.Join("..", "..", "e2e", "testdata", "seccomp-containerd.json"), want.Bytes())
-}
-
-// wantFile fails the test unless a file is as wanted, and writes it if -update is given.
-func wantFile(t *testing.T, file string, want []byte) {
-	t.Helper()
-	if *update {
-		if err := os.WriteFile(file, want, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if got, err := os.ReadFile(file); err != nil || string(got) != string(want) {
-		t.Errorf("%s is not what go test -run Seccomp -update writes: %v", filepath.Base(file), err)
-	}
 }
