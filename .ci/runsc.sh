@@ -27,7 +27,7 @@ if [ ! -f "$patch" ]; then
 fi
 "$GO" mod download gvisor.dev/gvisor
 source=$("$GO" list -m -f '{{.Dir}}' gvisor.dev/gvisor)
-patched=$bin/_gvisor/$version-$(cat "$patch" hostns/hostns.go | sha256sum | cut -c 1-16)
+patched=$bin/_gvisor/$version-$(cat "$patch" hostns/*.go | sha256sum | cut -c 1-16)
 if [ ! -d "$patched" ]; then
 	rm -rf "$bin/_gvisor"
 	mkdir -p "$bin/_gvisor"

@@ -36,9 +36,11 @@ type container struct {
 	id      string
 	hosted  bool // its isolation is sandbox.IsolationProcess
 
-	plan         plan
-	lost         []string // limits that can't be set
-	job          *job     // nil if the container has limits of its own
+	plan plan
+	lost []string // limits that can't be set
+	// job is what shares its limits with the container; nil if that has its own
+	// cgroup or namespaces, or the job's cgroups can't be read.
+	job          *job
 	before       jobCounters
 	bundle       bundle
 	log          *runtimeLog
@@ -309,8 +311,8 @@ func (c *container) Start(ctx context.Context) error {
 	return nil
 }
 
-// ExplainFailure adds the cause if this process may not make namespaces or
-// mounts.
+// ExplainFailure adds the cause if it is known: a limit of the job, a runsc
+// without our patch, or a process that may not make namespaces or mounts.
 func (c *container) ExplainFailure(_ context.Context, err error) error {
 	if c.launch != nil && c.launch.done {
 		c.keepLog(err)

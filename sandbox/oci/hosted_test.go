@@ -110,9 +110,9 @@ func TestHostedForeignFiles(t *testing.T) {
 	}
 }
 
-// What is mounted read-only in a writable mount can't be changed through that
-// mount's connection either, which a broken kernel of the sandbox could use. Here
-// a process with CAP_SYS_ADMIN unmounts it, which no command can do.
+// A read-only mount inside a writable one can't be changed through the writable
+// mount's connection either. A broken kernel of the sandbox could try that. Here
+// a process with CAP_SYS_ADMIN, which no command has, unmounts it.
 func TestHostedFrozen(t *testing.T) {
 	t.Parallel()
 	path := runtimePath(t, GVisor)

@@ -84,8 +84,8 @@ func (p plan) imageBind(b images.Bind) specs.Mount {
 		m.Options = append(m.Options, "rro", "rnosuid", "rnodev")
 	}
 	if p.hosted {
-		// Its kernel caches what doesn't change under it. With directfs, asking the
-		// file server each time costs less.
+		// Without directfs each lookup asks the file server, so let gVisor's kernel
+		// cache the image, which doesn't change.
 		m.Options = append(m.Options, "file-access=exclusive")
 	}
 	if p.image.Reference.Scheme == images.SchemeHost {
@@ -94,15 +94,15 @@ func (p plan) imageBind(b images.Bind) specs.Mount {
 	return mapped(m, p.owners)
 }
 
-// mapped adds maps of the owners of the mount's files, which only our runsc
-// knows without ID-mapped mounts.
+// mapped adds ID maps of the owners of the mount's files. Only our runsc applies
+// them without ID-mapped mounts.
 func mapped(m specs.Mount, owners workmount.IDMaps) specs.Mount {
 	m.UIDMappings, m.GIDMappings = mappings(owners.UIDs), mappings(owners.GIDs)
 	return m
 }
 
-// resolve returns a source without symlinks, if that matters. Nobody else can
-// change the path.
+// resolve returns a source without symlinks if gVisor's file server must open it,
+// which follows none. Commands can't change these paths.
 func (p plan) resolve(source string) string {
 	if !p.hosted {
 		return source

@@ -104,10 +104,10 @@ func (r *runtimeClient) deleteContainer(ctx context.Context, id string) (removed
 	return true, err
 }
 
-// killOwn kills a sandbox of runsc itself and returns true if `runsc delete`
-// would kill others: it goes by the numbers of the sandbox and its gofer, which
-// other processes have if the container job was started again. runc compares
-// start times.
+// killOwn checks whether other processes have the PIDs in runsc's state by now,
+// because the container job was started again. `runsc delete` would kill those.
+// If so, it kills only what is still the sandbox's, and returns true. runc
+// compares start times itself.
 func (r *runtimeClient) killOwn(id string, files []string) bool {
 	i := slices.IndexFunc(files, func(name string) bool { return strings.HasSuffix(name, ".state") })
 	if i < 0 {

@@ -18,9 +18,10 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/harden"
 )
 
-// chooseIsolation returns what a sandbox that starts now has, or why it can't
-// have what the options force. why is the reason for the weaker isolation, or ""
-// if the options force it.
+// chooseIsolation returns the isolation of the next sandbox. If the options allow
+// either and this is IsolationProcess, why says what forbids namespaces. It
+// returns an error if the options or the kind of runtime need namespaces and
+// there are none.
 func (b *Backend) chooseIsolation() (_ sandbox.Isolation, why string, err error) {
 	if b.options.Isolation == sandbox.IsolationProcess {
 		return sandbox.IsolationProcess, "", nil
@@ -41,17 +42,41 @@ func lostNamespaces() []string {
 	text := "Namespaces: gVisor's kernel and its file server are processes of this user in the namespaces of Caisson, with "
 	switch version, err := Landlock(); {
 	case err != nil:
-		text += "only seccomp around them, because Landlock needs Linux 5.19."
+		text += fmt.Sprintf("only seccomp around the file server, because no Landlock can confine it (%v): that needs Linux 5.19 or newer, with Landlock enabled.", err)
 	case version < signalsVersion:
 		text += "seccomp and Landlock around them, which keeps their signals inside only from Linux 6.12 on."
 	default:
 		text += "seccomp and Landlock around them."
 	}
-	if os.Geteuid() != 0 { // as root, each sandbox has a user of its own
+	if !hasSandboxUsers() {
 		text += " Other processes of this user can end them and read the memory of the sandbox."
 	}
 	return []string{text}
 }
+
+// hasSandboxUsers reports whether runsc can give each sandbox a user of its own,
+// as it does if it may (hostns.SandboxID): other sandboxes and jobs could
+// otherwise trace what runs commands.
+func hasSandboxUsers() bool {
+	const need = 1<<unix.CAP_SETUID | 1<<unix.CAP_SETGID
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if unix.Capget(&header, &data[0]) != nil || data[0].Effective&need != need {
+		return false
+	}
+	for _, file := range []string{"/proc/self/uid_map", "/proc/self/gid_map"} {
+		text, err := os.ReadFile(file)
+		var inside, outside, size int64
+		if _, scanErr := fmt.Sscan(string(text), &inside, &outside, &size); err != nil || scanErr != nil || inside > 0 || size < sandboxUsersEnd {
+			return false
+		}
+	}
+	return true
+}
+
+// sandboxUsersEnd is above every user of hostns.SandboxID: its first one and the
+// largest PID.
+const sandboxUsersEnd = 0x7900_0000 + 1<<22
 
 // signalsVersion is the first version of Landlock that restricts signals
 // (landlock(7), LANDLOCK_SCOPE_SIGNAL).

@@ -173,7 +173,7 @@ func decideOwner(want Identity, runner, owner ids, root bool, path string, calle
 
 // LostFlags is in Mounts.Lost if sources are not staged. A backend removes it
 // if its runtime sets the flags and shows them set.
-const LostFlags = "the workspace and other directories are mounted without nosuid and nodev, because only root can set them"
+const LostFlags = "the workspace and other directories are mounted without nosuid and nodev, because this process can't set them"
 
 // withoutIDMap returns root's plan if the kernel or the workspace's file system
 // has no id-mapped mounts: commands run as the workspace's owner, which must

@@ -90,9 +90,10 @@ func openPath(path string) (int, error) {
 	return unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS})
 }
 
-// SandboxID returns a user and group for a sandbox of root, where it can be had
-// one that no other has: sandboxes of one user could trace each other. No system
-// hands out this range; see workmount.FirstID.
+// SandboxID returns the user and group for a sandbox that root starts: one that
+// no other sandbox has, because sandboxes of one user could trace each other. It
+// returns overflowID if the user namespace lacks it. No system hands out this
+// range; see workmount.FirstID.
 func SandboxID() int {
 	const first = 0x7900_0000
 	id := first + os.Getpid()
@@ -240,8 +241,8 @@ func restrict(rules *os.File, call func(trap, a1, a2, a3, a4, a5, a6 uintptr) (r
 	return nil
 }
 
-// Confine leaves all threads of this process the files in trees only, no TCP and
-// no privileges by exec. Signals are for its seccomp filter: where Landlock
+// Confine leaves all threads of this process the files in trees only, from Linux
+// 6.7 on no TCP, and no privileges by exec. Signals are for its seccomp filter: where Landlock
 // scopes them, Linux 6.12 to 6.14 also forbids those between the threads, which
 // this call needs. Processes that it started earlier are not confined.
 func Confine(trees ...Tree) error {
@@ -281,9 +282,9 @@ func startConfined(rules *os.File, cmd *exec.Cmd, started chan<- error) {
 	select {}
 }
 
-// Start starts cmd confined as by Confine, to trees and its own executable, and
-// without signals to other processes than its children, which are confined with
-// it.
+// Start starts cmd confined to trees and its own executable. Unlike Confine, it
+// needs only the first Landlock, because the sandbox renames nothing, and forbids
+// signals to other processes than cmd's children, which are confined with it.
 func Start(cmd *exec.Cmd, trees ...Tree) error {
 	rules, err := newRuleset(slices.Concat(trees, []Tree{{Path: cmd.Path, Executable: true}}), 1, true)
 	if err != nil {
