@@ -49,6 +49,7 @@ type container struct {
 	launch       *launch
 	private      workmount.PrivateMounts
 	process      *hostProcess
+	groups       []int // of a hosted sandbox's processes
 	cgroup       cgroup
 	root         *workmount.Root // of an ephemeral root
 	disconnected bool            // disconnect was called
@@ -155,6 +156,9 @@ func (c *container) startRuntime(ctx context.Context) (err error) {
 	}
 	if c.prep.Spec.Root == sandbox.RootEphemeral {
 		f.layer = c.bundle.dir
+	}
+	if c.hosted {
+		adoptOrphans()
 	}
 	start := c.private.Start // for root, whose plan never has made set
 	if c.plan.cgroup.made {
@@ -303,6 +307,9 @@ func (c *container) Start(ctx context.Context) error {
 	if c.process, err = openProcess(pid); err != nil {
 		return fmt.Errorf("container died at once: %w: %w", sandbox.ErrUnavailable, err)
 	}
+	if c.hosted {
+		c.groups = c.backend.runtime.findGroups(c.id, pid)
+	}
 	if c.plan.cgroup.isLimited() {
 		if c.cgroup, err = cgroupOf(pid, c.prep.Spec.Session); err != nil {
 			return fmt.Errorf("%w: %w", sandbox.ErrUnavailable, err)
@@ -367,6 +374,7 @@ func (c *container) Remove(ctx context.Context) error {
 	if _, err := forget(ctx, c.id); err != nil {
 		return err
 	}
+	reapGroups(c.groups)
 	var errs []error
 	for _, dir := range c.plan.cgroup.dirs {
 		_, err := removeCgroup(dir, c.prep.Spec.Session)
