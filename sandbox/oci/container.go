@@ -152,7 +152,8 @@ func (c *container) startRuntime(ctx context.Context) (err error) {
 	}
 	f := runtimeFlags{cgroups: c.plan.cgroup.path != "", hosted: c.hosted}
 	if c.job != nil {
-		f.memory = c.prep.Spec.Resources.MemoryBytes
+		r := c.prep.Spec.Resources
+		f.memory, f.processors = r.MemoryBytes, kernelProcessors(r.MilliCPUs)
 	}
 	if c.prep.Spec.Root == sandbox.RootEphemeral {
 		f.layer = c.bundle.dir

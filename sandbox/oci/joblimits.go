@@ -118,7 +118,7 @@ func (j job) readThreads() admission.Threads {
 		limit := readNumber(c.pids, "pids.max")
 		used := readNumber(c.pids, "pids.current")
 		if limit > 0 && (least.Limit == 0 || limit-used < least.Limit-least.Used) {
-			least = admission.Threads{Limit: limit, Used: used, Idle: idleThreads(fewestMounts)}
+			least = admission.Threads{Limit: limit, Used: used, Idle: idleThreads(fewestMounts, 1)}
 		}
 	}
 	return least
@@ -140,11 +140,16 @@ const (
 	usualMounts, fewestMounts = 16, 5
 )
 
+// kernelProcessors returns how many processors gVisor's kernel uses if commands
+// have this limit. With one, it would be slower (systrap, neverEnableFastPath).
+func kernelProcessors(milliCPUs int64) int {
+	return min(max(int((milliCPUs+999)/1000), 2), runtime.NumCPU())
+}
+
 // idleThreads returns how many threads of the host a sandbox has that serves
 // this many mounts. For each, the file server has one thread, and two to four
 // for requests (lisafs, maxChannels).
-func idleThreads(mounts int) int64 {
-	processors := runtime.NumCPU()
+func idleThreads(mounts, processors int) int64 {
 	return int64(kernelThreads + processorThreads*processors + mounts*(1+min(max(processors, 2), 4)))
 }
 
@@ -158,7 +163,8 @@ const (
 // forAdmission describes a sandbox that shares the job's limits. The limit of
 // processes inside holds for each identity.
 func (j job) forAdmission(spec sandbox.Spec) *admission.Job {
-	idle := idleThreads(usualMounts + len(spec.Mounts) + len(spec.Workspace.Repositories) + len(spec.Workspace.Privileged))
+	mounts := usualMounts + len(spec.Mounts) + len(spec.Workspace.Repositories) + len(spec.Workspace.Privileged)
+	idle := idleThreads(mounts, kernelProcessors(spec.Resources.MilliCPUs))
 	each := processThreads * countIdentities(spec)
 	return &admission.Job{
 		Read: func(machine admission.Memory) (admission.Memory, admission.Threads, error) {
@@ -197,11 +203,11 @@ func (j job) fitMemory(r *limits.Resources, memory admission.Memory) error {
 // fitPIDs returns the limit of processes in a sandbox that may use this many
 // threads of the host and serves so many mounts.
 func fitPIDs(spec sandbox.Spec, threads int64, mounts int) (int64, error) {
-	each := processThreads * countIdentities(spec)
-	n := (threads - idleThreads(mounts)) / each
+	each, idle := processThreads*countIdentities(spec), idleThreads(mounts, kernelProcessors(spec.Resources.MilliCPUs))
+	n := (threads - idle) / each
 	if n < minPIDs {
 		return 0, fmt.Errorf("%w: a sandbox with %d mounts needs %d processes and threads, and this job has only %d for it: raise the job's limit (such as docker run --pids-limit)",
-			sandbox.ErrUnavailable, mounts, idleThreads(mounts)+each*minPIDs, threads)
+			sandbox.ErrUnavailable, mounts, idle+each*minPIDs, threads)
 	}
 	if spec.User == sandbox.UserRoot { // commands have the guest's user
 		n += guestThreads

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -172,7 +173,7 @@ func TestFitPIDs(t *testing.T) {
 		if tt.change != nil {
 			tt.change(&spec)
 		}
-		got, err := fitPIDs(spec, idleThreads(17)+tt.spare, 17)
+		got, err := fitPIDs(spec, idleThreads(17, kernelProcessors(spec.Resources.MilliCPUs))+tt.spare, 17)
 		if got != tt.pids || (err != nil) != (tt.pids == 0) || err != nil && !errors.Is(err, sandbox.ErrUnavailable) {
 			t.Errorf("%s: %d processes, %v", tt.name, got, err)
 		}
@@ -184,13 +185,19 @@ func TestFitPIDs(t *testing.T) {
 			t.Errorf("%s: from %d, %v, to %d processes, %v", tt.name, least, leastErr, most, err)
 		}
 	}
-	if few, many := idleThreads(10), idleThreads(50); many < few+3*40 || many > few+5*40 {
-		t.Errorf("%d threads for 10 mounts, %d for 50", few, many)
+	for _, tt := range []struct {
+		processors int
+		each       int64
+	}{{1, 3}, {2, 3}, {3, 4}, {64, 5}} {
+		if each := (idleThreads(50, tt.processors) - idleThreads(10, tt.processors)) / 40; each != tt.each {
+			t.Errorf("with %d processors, %d threads for each mount", tt.processors, each)
+		}
 	}
 	spec := sandbox.Spec{Setup: sandbox.Setup{Resources: limits.DefaultResources()}}
+	spec.Resources.MilliCPUs = 1000
 	few := job{}.forAdmission(spec)
 	spec.Mounts, spec.Workspace.Repositories, spec.Workspace.Privileged = make([]sandbox.Mount, 3), make([]string, 4), make([]string, 5)
-	if many := (job{}).forAdmission(spec); many.LeastThreads-few.LeastThreads != idleThreads(12)-idleThreads(0) || many.MostThreads-few.MostThreads != idleThreads(12)-idleThreads(0) {
+	if many := (job{}).forAdmission(spec); many.LeastThreads-few.LeastThreads != 12*3 || many.MostThreads-few.MostThreads != 12*3 {
 		t.Errorf("without mounts %+v, with mounts %+v", few, many)
 	}
 }
@@ -232,5 +239,14 @@ func TestJobExceeded(t *testing.T) {
 	want = &limits.ExceededError{Kind: limits.KindMemory, Limit: 8 << 30, Used: 8 << 30}
 	if diff := cmp.Diff(want, j.findExceeded(since, j.limitMemory(machine))); diff != "" {
 		t.Errorf("memory of the machine (-want +got):\n%s", diff)
+	}
+}
+
+func TestKernelProcessors(t *testing.T) {
+	all := runtime.NumCPU()
+	for milli, want := range map[int64]int{1: min(2, all), 2000: min(2, all), 2001: min(3, all), 1 << 20: all} {
+		if got := kernelProcessors(milli); got != want {
+			t.Errorf("%d processors for a limit of %d, want %d", got, milli, want)
+		}
 	}
 }

@@ -41,9 +41,11 @@ type runtimeFlags struct {
 	log     string // file for the runtime's own messages
 	cgroups bool
 	// hosted starts gVisor in our own namespaces. Its kernel then reports this
-	// much memory at most; 0 means the machine's.
-	hosted bool
-	memory int64
+	// much memory, and uses this many processors, at most; 0 means the
+	// machine's.
+	hosted     bool
+	memory     int64
+	processors int
 	// layer is the directory for the file with what is written to the root; ""
 	// if the root is read-only.
 	layer string
@@ -94,7 +96,7 @@ func runscFlags(f runtimeFlags) []string {
 		flags = append(flags, "--ignore-cgroups")
 	}
 	if f.hosted {
-		return append(flags, "--host-namespaces", "--directfs=false", "--gofer-network-namespace=host", fmt.Sprintf("--host-memory-limit=%d", f.memory))
+		return append(flags, "--host-namespaces", "--directfs=false", "--gofer-network-namespace=host", fmt.Sprintf("--host-memory-limit=%d", f.memory), fmt.Sprintf("--host-cpu-limit=%d", f.processors))
 	}
 	flags = append(flags, "--gofer-network-namespace=new") // "null" leaves a mount behind in --root
 	return flags
