@@ -127,18 +127,30 @@ func (j job) readThreads() admission.Threads {
 // Threads of the host, as measured (docs/design/killing.md).
 const (
 	// kernelThreads are those of gVisor's kernel and file server and of the
-	// guest, on a machine with few processors and without mounts. Each processor
-	// adds processorThreads.
-	kernelThreads    = 31
+	// guest without mounts. Each processor adds processorThreads.
+	kernelThreads    = 30
 	processorThreads = 2
 	// processThreads are those of each process or thread in the sandbox: two of
-	// gVisor's, and one of its kernel while the process runs.
-	processThreads = 3
-	// usualMounts is how many mounts of a session gVisor's file server serves
-	// with the image host, besides those in the spec, and fewestMounts with any:
-	// the root, the guest, its nonce, the home and the workspace.
-	usualMounts, fewestMounts = 16, 5
+	// its own, one of gVisor's kernel while it runs, and one for a while when it
+	// begins.
+	processThreads = 4
 )
+
+// served counts what gVisor's file server serves.
+type served struct{ dirs, files int }
+
+// The usual mounts of a session are those with the image host, besides the
+// spec's. The fewest are the root, the home, the workspace, the guest and its
+// nonce.
+var usualMounts, fewestMounts = served{dirs: 8, files: 8}, served{dirs: 3, files: 2}
+
+func (s *served) add(isDir bool) {
+	if isDir {
+		s.dirs++
+	} else {
+		s.files++
+	}
+}
 
 // kernelProcessors returns how many processors gVisor's kernel uses if commands
 // have this limit. With one, it would be slower (systrap, neverEnableFastPath).
@@ -146,11 +158,11 @@ func kernelProcessors(milliCPUs int64) int {
 	return min(max(int((milliCPUs+999)/1000), 2), runtime.NumCPU())
 }
 
-// idleThreads returns how many threads of the host a sandbox has that serves
-// this many mounts. For each, the file server has one thread, and two to four
+// idleThreads returns how many threads of the host a sandbox has. For each
+// mount, the file server has one thread, and for a directory two to four more,
 // for requests (lisafs, maxChannels).
-func idleThreads(mounts, processors int) int64 {
-	return int64(kernelThreads + processorThreads*processors + mounts*(1+min(max(processors, 2), 4)))
+func idleThreads(m served, processors int) int64 {
+	return int64(kernelThreads + processorThreads*processors + m.files + m.dirs*(1+min(max(processors, 2), 4)))
 }
 
 // minPIDs is the smallest limit of processes that a job's own limit may lead to.
@@ -163,7 +175,9 @@ const (
 // forAdmission describes a sandbox that shares the job's limits. The limit of
 // processes inside holds for each identity.
 func (j job) forAdmission(spec sandbox.Spec) *admission.Job {
-	mounts := usualMounts + len(spec.Mounts) + len(spec.Workspace.Repositories) + len(spec.Workspace.Privileged)
+	mounts := usualMounts
+	mounts.dirs += len(spec.Mounts) + len(spec.Workspace.Repositories)
+	mounts.files += len(spec.Workspace.Privileged)
 	idle := idleThreads(mounts, kernelProcessors(spec.Resources.MilliCPUs))
 	each := processThreads * countIdentities(spec)
 	return &admission.Job{
@@ -200,14 +214,14 @@ func (j job) fitMemory(r *limits.Resources, memory admission.Memory) error {
 	return nil
 }
 
-// fitPIDs returns the limit of processes in a sandbox that may use this many
-// threads of the host and serves so many mounts.
-func fitPIDs(spec sandbox.Spec, threads int64, mounts int) (int64, error) {
+// fitPIDs returns the limit of processes in a sandbox with these mounts that may
+// use this many threads of the host.
+func fitPIDs(spec sandbox.Spec, threads int64, mounts served) (int64, error) {
 	each, idle := processThreads*countIdentities(spec), idleThreads(mounts, kernelProcessors(spec.Resources.MilliCPUs))
 	n := (threads - idle) / each
 	if n < minPIDs {
 		return 0, fmt.Errorf("%w: a sandbox with %d mounts needs %d processes and threads, and this job has only %d for it: raise the job's limit (such as docker run --pids-limit)",
-			sandbox.ErrUnavailable, mounts, idle+each*minPIDs, threads)
+			sandbox.ErrUnavailable, mounts.dirs+mounts.files, idle+each*minPIDs, threads)
 	}
 	if spec.User == sandbox.UserRoot { // commands have the guest's user
 		n += guestThreads
@@ -298,14 +312,16 @@ func (c *container) fitPIDs() (err error) {
 	if c.prep.Threads == 0 {
 		return nil
 	}
-	served := 1 // the root
-	for _, m := range c.plan.listMounts() {
-		if m.Type == "bind" {
-			served++
-		}
+	p := c.plan
+	mounts := served{dirs: 1, files: len(p.files)} // the root and the files of every container
+	for _, b := range p.imageBinds() {
+		mounts.add(b.IsDir)
+	}
+	for _, b := range slices.Concat(p.workspace, p.further) {
+		mounts.add(b.Dir)
 	}
 	r := &c.prep.Spec.Resources
-	r.PIDs, err = fitPIDs(c.prep.Spec, c.prep.Threads, served)
+	r.PIDs, err = fitPIDs(c.prep.Spec, c.prep.Threads, mounts)
 	c.plan.resources = *r
 	return err
 }

@@ -160,20 +160,20 @@ func TestFitPIDs(t *testing.T) {
 		spare  int64 // threads besides those of an idle sandbox
 		pids   int64 // 0 if there are too few
 	}{
-		{name: "all", spare: 800, pids: 256},
-		{name: "a part", spare: 302, pids: 100},
-		{name: "the least", spare: 3 * minPIDs, pids: minPIDs},
-		{name: "too little", spare: 3*minPIDs - 1},
+		{name: "all", spare: 1100, pids: 256},
+		{name: "a part", spare: 403, pids: 100},
+		{name: "the least", spare: 4 * minPIDs, pids: minPIDs},
+		{name: "too little", spare: 4*minPIDs - 1},
 		// The limit inside holds for each user.
-		{name: "more users", change: more, spare: 400, pids: 33},
-		{name: "the guest's user", change: func(spec *sandbox.Spec) { spec.User = sandbox.UserRoot }, spare: 3 * minPIDs, pids: minPIDs + guestThreads},
-		{name: "more users, too little", change: more, spare: 12*minPIDs - 1},
+		{name: "more users", change: more, spare: 500, pids: 31},
+		{name: "more users, too little", change: more, spare: 16*minPIDs - 1},
+		{name: "the guest's user", change: func(spec *sandbox.Spec) { spec.User = sandbox.UserRoot }, spare: 4 * minPIDs, pids: minPIDs + guestThreads},
 	} {
 		spec := sandbox.Spec{Setup: sandbox.Setup{Resources: limits.DefaultResources()}}
 		if tt.change != nil {
 			tt.change(&spec)
 		}
-		got, err := fitPIDs(spec, idleThreads(17, kernelProcessors(spec.Resources.MilliCPUs))+tt.spare, 17)
+		got, err := fitPIDs(spec, idleThreads(served{7, 9}, kernelProcessors(spec.Resources.MilliCPUs))+tt.spare, served{7, 9})
 		if got != tt.pids || (err != nil) != (tt.pids == 0) || err != nil && !errors.Is(err, sandbox.ErrUnavailable) {
 			t.Errorf("%s: %d processes, %v", tt.name, got, err)
 		}
@@ -189,15 +189,16 @@ func TestFitPIDs(t *testing.T) {
 		processors int
 		each       int64
 	}{{1, 3}, {2, 3}, {3, 4}, {64, 5}} {
-		if each := (idleThreads(50, tt.processors) - idleThreads(10, tt.processors)) / 40; each != tt.each {
-			t.Errorf("with %d processors, %d threads for each mount", tt.processors, each)
+		none := idleThreads(served{}, tt.processors)
+		if dir, file := idleThreads(served{dirs: 1}, tt.processors)-none, idleThreads(served{files: 1}, tt.processors)-none; dir != tt.each || file != 1 {
+			t.Errorf("with %d processors, %d threads for a directory and %d for a file", tt.processors, dir, file)
 		}
 	}
 	spec := sandbox.Spec{Setup: sandbox.Setup{Resources: limits.DefaultResources()}}
 	spec.Resources.MilliCPUs = 1000
 	few := job{}.forAdmission(spec)
 	spec.Mounts, spec.Workspace.Repositories, spec.Workspace.Privileged = make([]sandbox.Mount, 3), make([]string, 4), make([]string, 5)
-	if many := (job{}).forAdmission(spec); many.LeastThreads-few.LeastThreads != 12*3 || many.MostThreads-few.MostThreads != 12*3 {
+	if many := (job{}).forAdmission(spec); many.LeastThreads-few.LeastThreads != 7*3+5 || many.MostThreads-few.MostThreads != 7*3+5 {
 		t.Errorf("without mounts %+v, with mounts %+v", few, many)
 	}
 }

@@ -51,7 +51,7 @@ type Threads struct {
 }
 
 // spareThreads is for those that Caisson itself still starts.
-const spareThreads = 12
+const spareThreads = 8
 
 // fit returns how many of the job's threads a sandbox may use beside those that
 // hold the given reservations, or the reason to wait. If it is the only one, no
@@ -70,7 +70,7 @@ func (t Threads) fit(j Job, held reservations) (granted int64, reason string, er
 		return 0, "", fmt.Errorf("%w: a sandbox needs %d processes and threads, and this job may have %d, of which %d are in use: raise the job's limit (such as docker run --pids-limit)",
 			sandbox.ErrUnavailable, j.LeastThreads+spareThreads, t.Limit, t.Used)
 	}
-	return 0, fmt.Sprintf("for processes: of the %d processes and threads that this job may have, %d are set aside for %d sandboxes", t.Limit, held.threads, held.threadHolders), nil
+	return 0, fmt.Sprintf("for processes: other sandboxes have %d of the %d processes and threads that this job may have; more of them fit if each has a lower limit", held.threads, t.Limit), nil
 }
 
 // reserve reserves memory and threads for the sandbox, or returns the reason to

@@ -265,11 +265,11 @@ func TestThreads(t *testing.T) {
 		{name: "no limit", job: Threads{Used: 900}, request: want},
 		{name: "room for all", job: Threads{Limit: 4096, Used: 20, Idle: 80}, request: want, granted: 600},
 		{name: "room for less", job: Threads{Limit: 400, Used: 20, Idle: 80}, request: want, granted: 400 - 20 - spareThreads},
-		{name: "just enough", job: Threads{Limit: 182, Used: 20, Idle: 80}, request: want, granted: 150},
-		{name: "too little", job: Threads{Limit: 181, Used: 20, Idle: 80}, request: want, reason: "needs 162 processes and threads, and this job may have 181, of which 20 are in use"},
+		{name: "just enough", job: Threads{Limit: 178, Used: 20, Idle: 80}, request: want, granted: 150},
+		{name: "too little", job: Threads{Limit: 177, Used: 20, Idle: 80}, request: want, reason: "needs 158 processes and threads, and this job may have 177, of which 20 are in use"},
 		{name: "beside another", job: Threads{Limit: 1000, Used: 120, Idle: 80}, request: want, held: sum(600), granted: 1000 - 40 - 600 - spareThreads},
 		{name: "beside one of another backend", job: Threads{Limit: 1000, Used: 500, Idle: 80}, request: want, held: sum(0), granted: 1000 - 500 - spareThreads},
-		{name: "too little beside others", job: Threads{Limit: 1000, Used: 300, Idle: 80}, request: want, held: sum(600, 200), reason: "of the 1000 processes and threads that this job may have, 800 are set aside for 2 sandboxes"},
+		{name: "too little beside others", job: Threads{Limit: 1000, Used: 300, Idle: 80}, request: want, held: sum(600, 200), reason: "other sandboxes have 800 of the 1000 processes and threads that this job may have"},
 	} {
 		granted, reason, err := tt.job.fit(tt.request, tt.held)
 		if err != nil {
