@@ -124,7 +124,7 @@ func (j job) readThreads() admission.Threads {
 	return least
 }
 
-// Threads of the host, as measured (docs/design/killing.md).
+// Threads of the host, measured on 2 processors with up to 16 mounts.
 const (
 	// kernelThreads are those of gVisor's kernel and file server and of the
 	// guest without mounts. Each processor adds processorThreads.
