@@ -121,7 +121,9 @@ const (
 	// IsolationProcess means that gVisor's kernel and file server run as
 	// processes of Caisson's own user in Caisson's own namespaces, confined by
 	// seccomp and Landlock. It needs no privilege, so it works in any container
-	// job.
+	// job. A process that makes such a sandbox stays the parent of all its orphaned
+	// descendants (PR_SET_CHILD_SUBREAPER), to wait for gVisor's. It must wait for
+	// others that it may have.
 	IsolationProcess Isolation = "process"
 )
 

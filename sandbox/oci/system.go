@@ -82,9 +82,10 @@ const sandboxUsersEnd = 0x7900_0000 + 1<<22
 // (landlock(7), LANDLOCK_SCOPE_SIGNAL).
 const signalsVersion = 6
 
-// Landlock returns the version of the kernel's Landlock. It fails if there is
-// none that can confine gVisor without namespaces: before Linux 5.19, a file
-// can't be moved to another directory under it.
+// Landlock returns the version of the kernel's Landlock. hostns, which is built
+// into gVisor's module, has a copy. It fails if there is none that can confine
+// gVisor without namespaces: before Linux 5.19, a file can't be moved to another
+// directory under it.
 func Landlock() (version int, err error) {
 	n, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
 	switch {
