@@ -243,7 +243,7 @@ func TestContainerIsReplaced(t *testing.T) {
 	}
 	g, _ := b.runningBox(t)
 	err := b.retireSandbox(g, 1)
-	if !errors.Is(err, tools.ErrSandboxLost) || errors.Is(err, sandbox.ErrLost) {
+	if !errors.Is(err, tools.ErrSandboxLost) || errors.Is(err, sandbox.ErrLost) || err.Error() != "sandbox lost: 1 processes could not be killed" {
 		t.Errorf("the last one: %v", err)
 	}
 	b.requireReports(t, 1, append(want, record.KindSandboxLost)...)

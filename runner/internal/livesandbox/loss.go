@@ -3,6 +3,7 @@ package livesandbox
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -123,7 +124,8 @@ func (c *Sandbox) replaceGeneration(g *generation, why loss) error {
 	c.destroyGeneration(g)
 	if !again {
 		// Not wrapped: the loss is not a limit of the run.
-		err := fmt.Errorf("%w: %s", tools.ErrSandboxLost, why.cause.Error())
+		cause := strings.TrimPrefix(why.cause.Error(), sandbox.ErrLost.Error()+": ")
+		err := fmt.Errorf("%w: %s", tools.ErrSandboxLost, cause)
 		c.opts.Fail(err)
 		return err
 	}
