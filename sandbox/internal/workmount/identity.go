@@ -206,9 +206,9 @@ func (p identityPlan) withoutIDMap(path string, cause error) (identityPlan, erro
 	return p, nil
 }
 
-// idRange maps size ids from inside (on disk) to outside (as the mount shows
-// them).
-type idRange struct{ inside, outside, size int64 }
+// idRange maps size ids on disk, from disk on, to those that the mount shows, from
+// shown on.
+type idRange struct{ disk, shown, size int64 }
 
 // lastID is the largest id: (uid_t)-1 is invalid, see user_namespaces(7).
 const lastID = 1<<32 - 2
@@ -282,13 +282,13 @@ func (m idMap) ranges() []idRange {
 			as = m.show(start)
 		}
 		r := idRange{start, as, next - start}
-		below := min(r.size, max(0, hidden-r.outside))
-		above := min(r.size, max(0, r.outside+r.size-end))
+		below := min(r.size, max(0, hidden-r.shown))
+		above := min(r.size, max(0, r.shown+r.size-end))
 		if below > 0 {
-			out = append(out, idRange{r.inside, r.outside, below})
+			out = append(out, idRange{r.disk, r.shown, below})
 		}
 		if above > 0 {
-			out = append(out, idRange{r.inside + r.size - above, r.outside + r.size - above, above})
+			out = append(out, idRange{r.disk + r.size - above, r.shown + r.size - above, above})
 		}
 	}
 	return out
@@ -350,7 +350,7 @@ func (m idMaps) forRuntime(root bool) IDMaps {
 	}
 	convert := func(ranges []idRange) (list []IDRange) {
 		for _, r := range ranges {
-			list = append(list, IDRange{Inside: uint32(r.outside), Host: uint32(r.inside), Size: uint32(r.size)})
+			list = append(list, IDRange{Inside: uint32(r.shown), Host: uint32(r.disk), Size: uint32(r.size)})
 		}
 		return list
 	}

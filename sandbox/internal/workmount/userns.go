@@ -106,7 +106,7 @@ func openUserNamespace(holder string, uids, gids []idRange) (*os.File, error) {
 func sysMap(ranges []idRange) []syscall.SysProcIDMap {
 	var out []syscall.SysProcIDMap
 	for _, r := range ranges {
-		out = append(out, syscall.SysProcIDMap{ContainerID: int(r.inside), HostID: int(r.outside), Size: int(r.size)})
+		out = append(out, syscall.SysProcIDMap{ContainerID: int(r.disk), HostID: int(r.shown), Size: int(r.size)})
 	}
 	return out
 }

@@ -137,8 +137,8 @@ func TestMapIDs(t *testing.T) {
 		ranges := idMap{owner: pair[0], command: pair[1], identities: base}.ranges()
 		apply := func(id int64) int64 {
 			for _, r := range ranges {
-				if id >= r.inside && id < r.inside+r.size {
-					return r.outside + id - r.inside
+				if id >= r.disk && id < r.disk+r.size {
+					return r.shown + id - r.disk
 				}
 			}
 			return -1
@@ -147,7 +147,7 @@ func TestMapIDs(t *testing.T) {
 		var size int64
 		for _, r := range ranges {
 			size += r.size
-			for _, id := range []int64{r.inside, r.inside + r.size/2, r.inside + r.size - 1} {
+			for _, id := range []int64{r.disk, r.disk + r.size/2, r.disk + r.size - 1} {
 				if isIdentity(apply(id)) {
 					t.Errorf("map(%d, %d): %d becomes the identity %d", pair[0], pair[1], id, apply(id))
 				}
@@ -177,20 +177,20 @@ func TestGroupMaps(t *testing.T) {
 		for i, r := range ranges {
 			size += r.size
 			for _, other := range ranges[:i] {
-				if r.inside < other.inside+other.size && other.inside < r.inside+r.size || r.outside < other.outside+other.size && other.outside < r.outside+r.size {
+				if r.disk < other.disk+other.size && other.disk < r.disk+r.size || r.shown < other.shown+other.size && other.shown < r.shown+r.size {
 					t.Errorf("owner %d: %+v and %+v overlap", owner, r, other)
 				}
 			}
-			if owner >= r.inside && owner < r.inside+r.size && r.outside+owner-r.inside != command {
-				t.Errorf("the owner %d is %d inside", owner, r.outside+owner-r.inside)
+			if owner >= r.disk && owner < r.disk+r.size && r.shown+owner-r.disk != command {
+				t.Errorf("the owner %d is %d inside", owner, r.shown+owner-r.disk)
 			}
 			for _, g := range groups {
 				group := int64(g)
-				if group < r.outside || group >= r.outside+r.size {
+				if group < r.shown || group >= r.shown+r.size {
 					continue
 				}
 				seen[group] = true
-				if disk := r.inside + group - r.outside; disk < FirstID || disk == owner {
+				if disk := r.disk + group - r.shown; disk < FirstID || disk == owner {
 					t.Errorf("owner %d: group %d inside is group %d of the host", owner, g, disk)
 				}
 			}
@@ -205,7 +205,7 @@ func TestGroupMaps(t *testing.T) {
 	}
 	text := 0
 	for _, r := range (idMap{owner: lastID, command: 0x7000_0000, identities: base, groups: many}).ranges() {
-		text += len(fmt.Sprintln(r.inside, r.outside, r.size))
+		text += len(fmt.Sprintln(r.disk, r.shown, r.size))
 	}
 	if text >= 4096 { // PAGE_SIZE
 		t.Errorf("the map of %d groups has %d bytes", len(many), text)
@@ -229,12 +229,12 @@ func TestNamespaceMaps(t *testing.T) {
 					for i, r := range ranges {
 						size += r.size
 						for _, other := range ranges[:i] {
-							if r.inside < other.inside+other.size && other.inside < r.inside+r.size || r.outside < other.outside+other.size && other.outside < r.outside+r.size {
+							if r.disk < other.disk+other.size && other.disk < r.disk+r.size || r.shown < other.shown+other.size && other.shown < r.shown+r.size {
 								t.Fatalf("%s of %+v, owner %d: %+v and %+v overlap", name, want, owner, r, other)
 							}
 						}
-						for id := max(r.outside, int64(base)); id < min(r.outside+r.size, int64(base)+IDCount); id++ {
-							disk[id-int64(base)] = r.inside + id - r.outside
+						for id := max(r.shown, int64(base)); id < min(r.shown+r.size, int64(base)+IDCount); id++ {
+							disk[id-int64(base)] = r.disk + id - r.shown
 							inside++
 						}
 					}
@@ -313,20 +313,20 @@ func TestRootMaps(t *testing.T) {
 		uids, gids := idMaps{ids{owner, owner}, Identity{Root: true}}.ranges()
 		for name, ranges := range map[string][]idRange{"uids": uids, "gids": gids} {
 			for i, a := range ranges {
-				if a.size <= 0 || a.inside < 0 || a.inside+a.size-1 > lastID || a.outside+a.size-1 > lastID {
+				if a.size <= 0 || a.disk < 0 || a.disk+a.size-1 > lastID || a.shown+a.size-1 > lastID {
 					t.Errorf("owner %d, %s: range %+v", owner, name, a)
 				}
 				for _, b := range ranges[:i] {
-					if a.inside < b.inside+b.size && b.inside < a.inside+a.size || a.outside < b.outside+b.size && b.outside < a.outside+a.size {
+					if a.disk < b.disk+b.size && b.disk < a.disk+a.size || a.shown < b.shown+b.size && b.shown < a.shown+a.size {
 						t.Errorf("owner %d, %s: %+v and %+v overlap", owner, name, a, b)
 					}
 				}
-				root := a.outside == 0
-				if root && (a.inside != int64(owner) || a.size != 1) || !root && a.outside < IDCount && a.inside < FirstID {
-					t.Errorf("owner %d, %s: inside %d are %d of the host (%d)", owner, name, a.outside, a.inside, a.size)
+				root := a.shown == 0
+				if root && (a.disk != int64(owner) || a.size != 1) || !root && a.shown < IDCount && a.disk < FirstID {
+					t.Errorf("owner %d, %s: inside %d are %d of the host (%d)", owner, name, a.shown, a.disk, a.size)
 				}
-				if name == "uids" && !root && (a.inside < FirstID || a.inside+a.size > FirstID+IDCount) {
-					t.Errorf("owner %d: users %d of the host are open inside (%d)", owner, a.inside, a.size)
+				if name == "uids" && !root && (a.disk < FirstID || a.disk+a.size > FirstID+IDCount) {
+					t.Errorf("owner %d: users %d of the host are open inside (%d)", owner, a.disk, a.size)
 				}
 			}
 		}
