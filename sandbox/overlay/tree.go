@@ -15,8 +15,7 @@ import (
 )
 
 // resolve is how every path is resolved: below the held directory, through no
-// symlink, and onto no other mount. The kernel supports it if it supports
-// overlays: userxattr needs Linux 5.11, openat2 needs 5.6.
+// symlink, and onto no other mount. It needs Linux 5.6.
 const resolve = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV
 
 // tree is a directory that is held open by a descriptor. It does not own the
