@@ -84,6 +84,9 @@ var ranks = map[string]int{
 	"runner/redact":  5,
 	"runner/record":  6,
 
+	"runner/bridge":           7,
+	"runner/bridge/mockmodel": 1,
+
 	"runner/caches":     7,
 	"runner/changes":    7,
 	"runner/ledger":     7,
