@@ -1,0 +1,154 @@
+package bridge
+
+import (
+	"fmt"
+	"strings"
+)
+
+// imageTokens is the estimate for an image in a request, about the most that current
+// models count.
+const imageTokens = 6_000
+
+// checkMedia refuses media that the provider would fetch from an address or read from
+// what is stored there. Media in the request itself pass.
+func (q *request) checkMedia() error {
+	for _, m := range q.body {
+		switch foldName(m.name) {
+		case "tools", "metadata", "text", "responseformat", "generationconfig", "outputconfig":
+			continue // definitions and schemas
+		}
+		if err := q.walkMember(m, ""); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (q *request) walk(raw []byte) error {
+	switch raw[0] {
+	case '[':
+		for _, one := range elements(raw) {
+			if err := q.walk(one); err != nil {
+				return err
+			}
+		}
+	case '{':
+		o, err := parseObject(raw)
+		if err != nil {
+			return err
+		}
+		kind := o.text("type")
+		if kind == "item_reference" {
+			return fmt.Errorf("an item_reference names something that is stored at the provider, which requests may not use")
+		}
+		q.countImage(o)
+		for _, m := range o {
+			if err := q.walkMember(m, kind); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// walkMember checks a member of an object of a type.
+func (q *request) walkMember(m member, kind string) error {
+	folded := foldName(m.name)
+	switch folded {
+	case "input":
+		if strings.HasSuffix(kind, "tool_use") {
+			return nil // a call's arguments are any JSON
+		}
+	case "args", "response":
+		if q.endpoint.protocol == Gemini {
+			return nil // of a call and its result
+		}
+	case "fileid", "containerid":
+		if string(m.value) != "null" {
+			return fmt.Errorf("%s names something that is stored at the provider, which requests may not use", m.name)
+		}
+	case "imageurl", "videourl", "audiourl", "fileurl", "fileuri":
+		return q.checkURL(m)
+	case "image", "video", "audio":
+		return q.checkLoose(m.name, m.value)
+	case "source":
+		if m.value[0] == '{' {
+			return q.checkSource(m)
+		}
+	}
+	return q.walk(m.value)
+}
+
+// checkURL checks a member that is a URL, or an object with one.
+func (q *request) checkURL(m member) error {
+	raw := m.value
+	if raw[0] == '{' {
+		o, err := parseObject(raw)
+		if err != nil {
+			return err
+		}
+		raw = o.value("url")
+	}
+	text, ok := decodeString(raw)
+	switch {
+	case raw == nil || string(raw) == "null":
+		return nil
+	case !ok || !isData(text):
+		return fmt.Errorf("%s must be a data: URL, because the provider would fetch another one", m.name)
+	}
+	q.discountImage(text, int64(len(raw)))
+	return nil
+}
+
+func isData(text string) bool { return len(text) > 5 && strings.EqualFold(text[:5], "data:") }
+
+// checkLoose checks members that some servers take as URLs, and others as objects.
+func (q *request) checkLoose(name string, raw []byte) error {
+	if text, ok := decodeString(raw); ok {
+		if strings.Contains(text[:min(len(text), 100)], ":") && !isData(text) {
+			return fmt.Errorf("%s must be a data: URL, because the provider would fetch another one", name)
+		}
+		q.discountImage(text, int64(len(raw)))
+		return nil
+	}
+	if raw[0] == '[' {
+		for _, one := range elements(raw) {
+			if err := q.checkLoose(name, one); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return q.walk(raw)
+}
+
+// checkSource checks the source of one of Anthropic's blocks.
+func (q *request) checkSource(m member) error {
+	o, err := parseObject(m.value)
+	if err != nil {
+		return err
+	}
+	if kind := o.text("type"); kind == "url" || kind == "file" || o.value("url") != nil {
+		return fmt.Errorf("a source of type %s is not allowed, because the provider would fetch it", shorten(kind))
+	}
+	return q.walk(m.value)
+}
+
+// countImage counts an image in base64 beside its type.
+func (q *request) countImage(o object) {
+	kind := o.text("mediatype")
+	if kind == "" {
+		kind = o.text("mimetype")
+	}
+	if strings.HasPrefix(kind, "image/") {
+		q.discountImage("data:"+kind, int64(len(o.value("data"))))
+	}
+}
+
+// discountImage counts an image as such, and not by its size.
+func (q *request) discountImage(text string, size int64) {
+	if size > 4*imageTokens && strings.HasPrefix(strings.ToLower(text[:min(len(text), 11)]), "data:image/") {
+		q.bytes -= size
+		q.images++
+	}
+}

@@ -1,0 +1,320 @@
+package bridge
+
+import (
+	"bytes"
+	"encoding/json"
+	"strconv"
+
+	"github.com/caisson-run/caisson/limits"
+)
+
+// tally counts one answer. Its input is untrusted: what it can't read it counts as
+// text.
+type tally struct {
+	protocol Protocol
+	usage    wireUsage
+	// text is the bytes of text, reasoning and arguments in pieces, and whole those of
+	// complete parts, which repeat the pieces. events is the number of events with
+	// pieces.
+	text, whole, events int64
+	finish, model       string
+	// atFinish is text at the time of finish.
+	atFinish int64
+	// failed is set if the provider reported an error in its answer.
+	failed bool
+}
+
+// wireUsage is the largest counts so far.
+type wireUsage struct {
+	input, cached, written, output, reasoning int64
+	cost                                      *int64
+}
+
+// count is a number of tokens. Anything but a number is zero, and so is one below.
+type count int64
+
+// UnmarshalJSON never fails.
+func (c *count) UnmarshalJSON(data []byte) error {
+	f, err := strconv.ParseFloat(string(bytes.Trim(data, `"`)), 64)
+	if err != nil || !(f > 0) {
+		f = 0
+	}
+	*c = count(min(f, 1<<50))
+	return nil
+}
+
+// answerPart is what is read of an event, or of a whole answer, of any protocol.
+type answerPart struct {
+	Type  loose `json:"type"`
+	Model loose `json:"model"`
+	Error raw   `json:"error"`
+
+	// Anthropic
+	Message    *answerPart `json:"message"`
+	Delta      raw         `json:"delta"` // Responses too
+	Block      raw         `json:"content_block"`
+	Content    raw         `json:"content"`
+	StopReason loose       `json:"stop_reason"`
+	Usage      *usagePart  `json:"usage"` // OpenAI too
+
+	// Responses
+	Response   *answerPart `json:"response"`
+	Item       raw         `json:"item"`
+	Output     raw         `json:"output"`
+	Status     loose       `json:"status"`
+	Incomplete struct {
+		Reason loose `json:"reason"`
+	} `json:"incomplete_details"`
+
+	// Chat
+	Choices []struct {
+		Delta   raw   `json:"delta"`
+		Message raw   `json:"message"`
+		Finish  loose `json:"finish_reason"`
+	} `json:"choices"`
+
+	// Gemini
+	Candidates []struct {
+		Content raw   `json:"content"`
+		Finish  loose `json:"finishReason"`
+	} `json:"candidates"`
+	ModelVersion loose      `json:"modelVersion"`
+	Metadata     *usagePart `json:"usageMetadata"`
+}
+
+// usagePart is a provider's usage.
+type usagePart struct {
+	// Anthropic, with disjoint counts; Responses has the first and the last, and its
+	// input includes what was cached.
+	Input        count `json:"input_tokens"`
+	CacheRead    count `json:"cache_read_input_tokens"`
+	CacheWrite   count `json:"cache_creation_input_tokens"`
+	Output       count `json:"output_tokens"`
+	InputDetails struct {
+		Cached  count `json:"cached_tokens"`
+		Written count `json:"cache_write_tokens"`
+	} `json:"input_tokens_details"`
+	OutputDetails struct {
+		Reasoning count `json:"reasoning_tokens"`
+	} `json:"output_tokens_details"`
+
+	// Chat
+	Prompt        count `json:"prompt_tokens"`
+	Completion    count `json:"completion_tokens"`
+	PromptDetails struct {
+		Cached  count `json:"cached_tokens"`
+		Written count `json:"cache_write_tokens"`
+	} `json:"prompt_tokens_details"`
+	CompletionDetails struct {
+		Reasoning count `json:"reasoning_tokens"`
+	} `json:"completion_tokens_details"`
+	Cost json.RawMessage `json:"cost"` // of OpenRouter, in US dollars
+
+	// Gemini
+	PromptCount count `json:"promptTokenCount"`
+	ToolCount   count `json:"toolUsePromptTokenCount"`
+	CachedCount count `json:"cachedContentTokenCount"`
+	Candidates  count `json:"candidatesTokenCount"`
+	Thoughts    count `json:"thoughtsTokenCount"`
+}
+
+// UnmarshalJSON never fails: it keeps what it can read.
+func (u *usagePart) UnmarshalJSON(data []byte) error {
+	type plain usagePart
+	_ = json.Unmarshal(data, (*plain)(u))
+	return nil
+}
+
+// loose is a string; other values are "".
+type loose string
+
+// UnmarshalJSON never fails.
+func (l *loose) UnmarshalJSON(data []byte) error {
+	text, _ := decodeString(data)
+	*l = loose(text)
+	return nil
+}
+
+// raw is a JSON value, nil for null.
+type raw []byte
+
+// UnmarshalJSON never fails.
+func (r *raw) UnmarshalJSON(data []byte) error {
+	*r = nil
+	if string(data) != "null" {
+		*r = append(*r, data...)
+	}
+	return nil
+}
+
+// addEvent counts an event of a stream.
+func (t *tally) addEvent(data []byte) {
+	data = bytes.TrimSpace(data)
+	if len(data) == 0 || bytes.HasPrefix(data, []byte("[DONE]")) {
+		return
+	}
+	before := t.text
+	t.add(data)
+	if t.text > before {
+		t.events++
+	}
+}
+
+// add counts an event or a whole answer.
+func (t *tally) add(data []byte) {
+	var a answerPart
+	if err := json.Unmarshal(data, &a); err != nil && !json.Valid(data) || depthOf(data) > maxDepth {
+		t.text += int64(len(data))
+		return
+	}
+	t.addPart(&a, 0)
+}
+
+func (t *tally) addPart(a *answerPart, depth int) {
+	if a.Error != nil {
+		t.failed = true
+	}
+	t.setModel(string(a.Model))
+	t.setModel(string(a.ModelVersion))
+	t.addUsage(a.Usage)
+	t.addUsage(a.Metadata)
+	switch t.protocol {
+	case Anthropic:
+		t.failed = t.failed || a.Type == "error"
+		var d struct {
+			StopReason loose `json:"stop_reason"`
+		}
+		_ = json.Unmarshal(a.Delta, &d) // most have none
+		t.text += textBytes(a.Delta) + textBytes(a.Block) + textBytes(a.Content)
+		t.setFinish(string(d.StopReason))
+		t.setFinish(string(a.StopReason))
+	case Responses:
+		t.text += textBytes(a.Delta)
+		if a.Type == "response.output_item.done" {
+			t.whole += textBytes(a.Item)
+		}
+		t.whole = max(t.whole, textBytes(a.Output))
+		switch a.Status {
+		case "completed", "incomplete", "failed", "cancelled":
+			t.setFinish(string(a.Incomplete.Reason))
+			t.setFinish(string(a.Status))
+			t.failed = t.failed || a.Status == "failed"
+		}
+	}
+	for _, c := range a.Choices {
+		t.text += textBytes(c.Delta) + textBytes(c.Message)
+		t.setFinish(string(c.Finish))
+	}
+	for _, c := range a.Candidates {
+		t.text += textBytes(c.Content)
+		t.setFinish(string(c.Finish))
+	}
+	for _, inner := range []*answerPart{a.Message, a.Response} {
+		if inner != nil && depth == 0 {
+			t.addPart(inner, 1)
+		}
+	}
+}
+
+// Texts of the provider that are kept are short.
+const maxWord = 200
+
+func (t *tally) setModel(name string) {
+	if t.model == "" && len(name) <= maxWord {
+		t.model = name
+	}
+}
+
+func (t *tally) setFinish(word string) {
+	if t.finish == "" && len(word) <= maxWord {
+		t.finish, t.atFinish = word, t.text
+	}
+}
+
+// finished reports whether the answer has ended, so that its usage is final.
+func (t *tally) finished() bool { return t.finish != "" && t.text == t.atFinish }
+
+func (t *tally) addUsage(u *usagePart) {
+	if u == nil {
+		return
+	}
+	n := wireUsage{
+		input: int64(u.Input), cached: int64(u.CacheRead), written: int64(u.CacheWrite), output: int64(u.Output + u.Completion + u.Candidates + u.Thoughts),
+		reasoning: int64(u.OutputDetails.Reasoning + u.CompletionDetails.Reasoning + u.Thoughts),
+	}
+	if t.protocol != Anthropic { // the input includes the cached part
+		all := u.Input + u.Prompt + u.PromptCount
+		cached := min(u.InputDetails.Cached+u.PromptDetails.Cached+u.CachedCount, all)
+		written := min(u.InputDetails.Written+u.PromptDetails.Written, all-cached)
+		n.input, n.cached, n.written = int64(all-cached-written+u.ToolCount), int64(cached), int64(written)
+	}
+	t.usage.input = max(t.usage.input, n.input)
+	t.usage.cached = max(t.usage.cached, n.cached)
+	t.usage.written = max(t.usage.written, n.written)
+	t.usage.output = max(t.usage.output, n.output)
+	t.usage.reasoning = max(t.usage.reasoning, n.reasoning)
+	if usd, err := strconv.ParseFloat(string(u.Cost), 64); err == nil && usd > 0 && usd < 1e6 {
+		t.usage.cost = new(int64(usd*1e6 + 0.5))
+	}
+}
+
+// output returns the estimated output: one token for 4 bytes of text, and at least one
+// for each event.
+func (t *tally) output() int64 { return max((max(t.text, t.whole)+3)/4, t.events) }
+
+// count returns the usage so far for a request with an estimated input, and whether
+// some of it is an estimate. A provider's count that is missing or far below the
+// estimate doesn't count.
+func (t *tally) count(input int64) (u limits.Usage, estimated bool) {
+	u = limits.Usage{
+		Rounds: 1, InputTokens: t.usage.input, CachedInputTokens: t.usage.cached, CacheWriteTokens: t.usage.written, OutputTokens: t.usage.output,
+	}
+	if all := u.InputTokens + u.CachedInputTokens + u.CacheWriteTokens; all == 0 || all < input/8 {
+		u.InputTokens, u.CachedInputTokens, u.CacheWriteTokens = input, 0, 0
+		estimated = true
+	}
+	if output := t.output(); u.OutputTokens < (output+3)/4 {
+		u.OutputTokens = output
+		estimated = true
+	}
+	return u, estimated
+}
+
+// noText are the names of members whose strings are not the model's text.
+var noText = map[string]bool{
+	"type": true, "role": true, "id": true, "callid": true, "itemid": true, "tooluseid": true, "status": true, "phase": true, "object": true,
+	"signature": true, "thoughtsignature": true, "encryptedcontent": true, "data": true, "obfuscation": true, "logprobs": true, "annotations": true, "stopreason": true, "stopsequence": true,
+}
+
+// textBytes returns the size of the strings in a valid JSON value.
+func textBytes(data []byte) int64 {
+	if len(data) == 0 {
+		return 0
+	}
+	switch data[0] {
+	case '"':
+		return int64(len(data) - 2)
+	case '[':
+		var n int64
+		for _, one := range elements(data) {
+			n += textBytes(one)
+		}
+		return n
+	case '{':
+		o, err := parseObject(data)
+		if err != nil {
+			return int64(len(data)) // of a name that occurs twice
+		}
+		var n int64
+		for _, m := range o {
+			switch name := foldName(m.name); {
+			case name == "args" || name == "input":
+				n += int64(len(m.value)) // a call's arguments
+			case !noText[name]:
+				n += textBytes(m.value)
+			}
+		}
+		return n
+	}
+	return 0
+}
