@@ -77,6 +77,7 @@ var ranks = map[string]int{
 	"loop/openai":             6,
 	"loop/replay":             5,
 	"loop/tags":               5,
+	"loop/usage":              1,
 	"loop/worker":             6,
 
 	"runner/closers": 0,

@@ -14,6 +14,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/internal/modelhttp"
+	"github.com/caisson-run/caisson/loop/usage"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -31,7 +32,7 @@ type event struct {
 		Partial    string `json:"partial_json"`
 		StopReason string `json:"stop_reason"`
 	} `json:"delta"`
-	Usage *wireUsage `json:"usage"`
+	Usage *usage.Anthropic `json:"usage"`
 }
 
 // wireMessage is a whole answer or its beginning.
@@ -41,7 +42,7 @@ type wireMessage struct {
 	Model      string                        `json:"model"`
 	Content    modelhttp.List[*contentBlock] `json:"content"`
 	StopReason string                        `json:"stop_reason"`
-	Usage      *wireUsage                    `json:"usage"`
+	Usage      *usage.Anthropic              `json:"usage"`
 }
 
 type contentBlock struct {
@@ -60,18 +61,10 @@ type contentBlock struct {
 	more, signature strings.Builder
 }
 
-// wireUsage has disjoint counts. The last event's are the whole answer's.
-type wireUsage struct {
-	Input      int64 `json:"input_tokens"`
-	CacheRead  int64 `json:"cache_read_input_tokens"`
-	CacheWrite int64 `json:"cache_creation_input_tokens"`
-	Output     int64 `json:"output_tokens"`
-}
-
 type assembly struct {
 	onDelta func(loop.Delta)
 	message wireMessage
-	usage   wireUsage
+	usage   limits.Usage
 	content modelhttp.Content
 	done    bool
 }
@@ -201,14 +194,10 @@ func (a *assembly) addDelta(e event) {
 	}
 }
 
-func (a *assembly) addUsage(u *wireUsage) {
-	if u == nil {
-		return
+func (a *assembly) addUsage(u *usage.Anthropic) {
+	if u != nil {
+		a.usage = usage.Max(a.usage, u.Limits())
 	}
-	a.usage.Input = max(a.usage.Input, u.Input)
-	a.usage.CacheRead = max(a.usage.CacheRead, u.CacheRead)
-	a.usage.CacheWrite = max(a.usage.CacheWrite, u.CacheWrite)
-	a.usage.Output = max(a.usage.Output, u.Output)
 }
 
 // buildResponse returns the answer. It keeps the order of blocks, because the provider
@@ -232,9 +221,6 @@ func (a *assembly) buildResponse() loop.Response {
 	}
 	return loop.Response{
 		Message: m, Finish: a.message.StopReason, ID: a.message.ID, Model: a.message.Model,
-		Usage: limits.Usage{
-			InputTokens: a.usage.Input, CachedInputTokens: a.usage.CacheRead, CacheWriteTokens: a.usage.CacheWrite, OutputTokens: a.usage.Output,
-		},
-		Truncated: isCut(a.message.StopReason),
+		Usage: a.usage, Truncated: isCut(a.message.StopReason),
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/internal/modelhttp"
+	"github.com/caisson-run/caisson/loop/usage"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -25,8 +26,8 @@ type piece struct {
 	} `json:"message"`
 	Done       modelhttp.LooseString `json:"done"`
 	DoneReason modelhttp.LooseString `json:"done_reason"`
-	Input      modelhttp.TokenCount  `json:"prompt_eval_count"`
-	Output     modelhttp.TokenCount  `json:"eval_count"`
+	Input      usage.Count           `json:"prompt_eval_count"`
+	Output     usage.Count           `json:"eval_count"`
 }
 
 // wireCall is a whole call. Its arguments are an object, or from intermediate servers a

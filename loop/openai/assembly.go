@@ -15,6 +15,7 @@ import (
 
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/internal/modelhttp"
+	"github.com/caisson-run/caisson/loop/usage"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -25,7 +26,7 @@ type assembly struct {
 	id, model, finish string
 	text, thinking    strings.Builder
 	calls             []*call
-	usage             *usage
+	usage             *usage.OpenAI
 	content           modelhttp.Content
 	done              bool
 }
@@ -193,7 +194,7 @@ func (a *assembly) buildResponse() loop.Response {
 		Truncated: isCut(a.finish),
 	}
 	if a.usage != nil {
-		r.Usage = a.usage.limitsUsage()
+		r.Usage = a.usage.Limits()
 	}
 	return r
 }

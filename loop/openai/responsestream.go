@@ -13,6 +13,7 @@ import (
 
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/internal/modelhttp"
+	"github.com/caisson-run/caisson/loop/usage"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -32,7 +33,7 @@ type wireResponse struct {
 	Model      modelhttp.LooseString         `json:"model"`
 	Status     modelhttp.LooseString         `json:"status"`
 	Output     modelhttp.List[*responseItem] `json:"output"`
-	Usage      *usage                        `json:"usage"`
+	Usage      *usage.OpenAI                 `json:"usage"`
 	Error      json.RawMessage               `json:"error"`
 	Incomplete struct {
 		Reason modelhttp.LooseString `json:"reason"`
@@ -243,7 +244,7 @@ func (a *responseAssembly) buildResponse(r wireResponse) (loop.Response, error) 
 		a.deliverText(text.String())
 	}
 	if r.Usage != nil {
-		out.Usage = r.Usage.limitsUsage()
+		out.Usage = r.Usage.Limits()
 	}
 	return out, nil
 }

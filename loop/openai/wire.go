@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/caisson-run/caisson/loop/internal/modelhttp"
+	"github.com/caisson-run/caisson/loop/usage"
 )
 
 // completion is an answer or a piece of one. Fields may be missing, null or of another
@@ -15,7 +16,7 @@ type completion struct {
 	ID      modelhttp.LooseString  `json:"id"`
 	Model   modelhttp.LooseString  `json:"model"`
 	Choices modelhttp.List[choice] `json:"choices"`
-	Usage   *usage                 `json:"usage"`
+	Usage   *usage.OpenAI          `json:"usage"`
 	// Error is an error sent after status 200. For vLLM the whole value may be the
 	// error; Object is then "error".
 	Error  json.RawMessage       `json:"error"`

@@ -316,17 +316,3 @@ func (l *LooseString) UnmarshalJSON(data []byte) error {
 	}
 	return nil
 }
-
-// TokenCount is a number of tokens, decoded from an integer, a float or a string.
-// Anything else is zero.
-type TokenCount int64
-
-// UnmarshalJSON never fails.
-func (c *TokenCount) UnmarshalJSON(data []byte) error {
-	*c = 0
-	f, err := strconv.ParseFloat(strings.Trim(string(data), `"`), 64)
-	if err == nil && f > 0 && f < 1e12 { // NaN compares false
-		*c = TokenCount(f)
-	}
-	return nil
-}
