@@ -113,7 +113,7 @@ type Options struct {
 	WebSearch bool
 	// Ledger bounds and counts the use. It is required.
 	Ledger loop.Ledger
-	// Transport sends the requests; nil means a new one like [http.DefaultTransport].
+	// Transport sends the requests; nil means [http.DefaultTransport].
 	Transport http.RoundTripper
 	// Call is told of each call to a provider, and of each request that was refused.
 	// It may be nil. It is called from several goroutines, and calls that it blocks
@@ -151,11 +151,7 @@ func New(o Options) (*Bridge, error) {
 		return nil, errors.New("no ledger")
 	}
 	if o.Transport == nil {
-		if t, ok := http.DefaultTransport.(*http.Transport); ok {
-			o.Transport = t.Clone()
-		} else {
-			o.Transport = &http.Transport{Proxy: http.ProxyFromEnvironment}
-		}
+		o.Transport = http.DefaultTransport
 	}
 	if o.Call == nil {
 		o.Call = func(Call) {}

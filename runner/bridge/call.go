@@ -295,7 +295,8 @@ func (c *call) copyAnswer(res *http.Response, cancel context.CancelCauseFunc) er
 	var out answerWriter
 	mediaType, _, err := mime.ParseMediaType(res.Header.Get("Content-Type"))
 	refused := res.StatusCode >= http.StatusBadRequest
-	if err == nil && mediaType == "text/event-stream" && !refused {
+	unspecific := err != nil || mediaType == "text/plain" || mediaType == "application/octet-stream"
+	if (mediaType == "text/event-stream" || c.request.stream && unspecific) && !refused {
 		out = &eventWriter{call: c}
 	} else {
 		out = &wholeWriter{call: c, refused: refused}
@@ -479,7 +480,7 @@ func (c *call) end(ctx context.Context, status int, err error) {
 		class, message, err = ClassBudget, "the use of models can't be counted", settleErr
 	}
 	c.report.Warnings = c.budget.warnings
-	c.report.AnsweredBy, c.report.Finish, c.report.ReasoningTokens = c.tally.model, c.tally.finish, c.tally.usage.reasoning
+	c.report.AnsweredBy, c.report.Finish, c.report.ReasoningTokens = c.tally.model, c.tally.finish, c.tally.reasoning
 	if class == "" {
 		c.emit(Completed)
 		return
@@ -548,15 +549,13 @@ func (c *call) used(status int, err error) *limits.Usage {
 	u, estimated := c.tally.count(c.budget.input)
 	switch {
 	case err != nil:
-		estimated = true
+		u.CostMicroUSD, estimated = nil, true
 		u.OutputTokens = max(u.OutputTokens, c.tally.output())
 	case !estimated:
 		c.bridge.learn(q, u.Tokens()-u.OutputTokens)
 	}
-	if q.profile.Price != nil {
+	if q.profile.Price != nil { // or the provider's own, if it tells one
 		u.CostMicroUSD = new(q.profile.Price.Cost(u))
-	} else if !estimated {
-		u.CostMicroUSD = c.tally.usage.cost
 	}
 	c.report.Usage, c.report.Estimated = u, estimated
 	return &u
@@ -586,7 +585,7 @@ func (b *budget) add(e loop.LedgerEntry) {
 
 // extendTime bounds the wait for a further reservation. It is short: if others must
 // settle first, they may be waiting for this one.
-const extendTime = time.Second
+const extendTime = 250 * time.Millisecond
 
 var errHeld = errors.New("other requests hold the rest")
 

@@ -224,14 +224,9 @@ func (o *object) set(name string, value []byte) {
 	*o = append(*o, member{name: name, key: quote(name), value: value})
 }
 
-// remove removes a member, and reports whether there was one.
-func (o *object) remove(folded string) bool {
-	i := o.find(folded)
-	if i < 0 {
-		return false
-	}
-	*o = slices.Delete(*o, i, i+1)
-	return true
+// remove removes a member, if there is one.
+func (o *object) remove(folded string) {
+	*o = slices.DeleteFunc(*o, func(m member) bool { return foldName(m.name) == folded })
 }
 
 // quote returns a string as JSON.

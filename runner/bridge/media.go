@@ -56,7 +56,7 @@ func (q *request) walkMember(m member, kind string) error {
 	folded := foldName(m.name)
 	switch folded {
 	case "input":
-		if strings.HasSuffix(kind, "tool_use") {
+		if q.endpoint.protocol == Anthropic && strings.HasSuffix(kind, "tool_use") {
 			return nil // a call's arguments are any JSON
 		}
 	case "args", "response":

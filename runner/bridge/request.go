@@ -141,8 +141,9 @@ func (q *request) removeMembers() error {
 			q.body.remove(foldName(name))
 		}
 	}
-	for name, kept := range map[string][]string{"service_tier": {"auto", "default", "flex", "standard_only"}, "speed": {"standard"}} {
-		if v := q.body.value(foldName(name)); v != nil && !slices.Contains(kept, q.body.text(foldName(name))) {
+	for _, name := range []string{"service_tier", "speed"} {
+		cheap := []string{"auto", "default", "flex", "standard", "standard_only"}
+		if q.body.value(foldName(name)) != nil && !slices.Contains(cheap, q.body.text(foldName(name))) {
 			q.withhold(name)
 			q.body.remove(foldName(name))
 		}

@@ -3,16 +3,18 @@ package bridge
 import (
 	"bytes"
 	"encoding/json"
-	"strconv"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop/usage"
 )
 
 // tally counts one answer. Its input is untrusted: what it can't read it counts as
 // text.
 type tally struct {
 	protocol Protocol
-	usage    wireUsage
+	usage    limits.Usage // the largest counts so far
+	// reasoning is the part of the output that is reasoning.
+	reasoning int64
 	// text is the bytes of text, reasoning and arguments in pieces, and whole those of
 	// complete parts, which repeat the pieces. events is the number of events with
 	// pieces.
@@ -22,25 +24,6 @@ type tally struct {
 	atFinish int64
 	// failed is set if the provider reported an error in its answer.
 	failed bool
-}
-
-// wireUsage is the largest counts so far.
-type wireUsage struct {
-	input, cached, written, output, reasoning int64
-	cost                                      *int64
-}
-
-// count is a number of tokens. Anything but a number is zero, and so is one below.
-type count int64
-
-// UnmarshalJSON never fails.
-func (c *count) UnmarshalJSON(data []byte) error {
-	f, err := strconv.ParseFloat(string(bytes.Trim(data, `"`)), 64)
-	if err != nil || !(f > 0) {
-		f = 0
-	}
-	*c = count(min(f, 1<<50))
-	return nil
 }
 
 // answerPart is what is read of an event, or of a whole answer, of any protocol.
@@ -55,7 +38,7 @@ type answerPart struct {
 	Block      raw         `json:"content_block"`
 	Content    raw         `json:"content"`
 	StopReason loose       `json:"stop_reason"`
-	Usage      *usagePart  `json:"usage"` // OpenAI too
+	Usage      raw         `json:"usage"` // OpenAI too
 
 	// Responses
 	Response   *answerPart `json:"response"`
@@ -78,51 +61,8 @@ type answerPart struct {
 		Content raw   `json:"content"`
 		Finish  loose `json:"finishReason"`
 	} `json:"candidates"`
-	ModelVersion loose      `json:"modelVersion"`
-	Metadata     *usagePart `json:"usageMetadata"`
-}
-
-// usagePart is a provider's usage.
-type usagePart struct {
-	// Anthropic, with disjoint counts; Responses has the first and the last, and its
-	// input includes what was cached.
-	Input        count `json:"input_tokens"`
-	CacheRead    count `json:"cache_read_input_tokens"`
-	CacheWrite   count `json:"cache_creation_input_tokens"`
-	Output       count `json:"output_tokens"`
-	InputDetails struct {
-		Cached  count `json:"cached_tokens"`
-		Written count `json:"cache_write_tokens"`
-	} `json:"input_tokens_details"`
-	OutputDetails struct {
-		Reasoning count `json:"reasoning_tokens"`
-	} `json:"output_tokens_details"`
-
-	// Chat
-	Prompt        count `json:"prompt_tokens"`
-	Completion    count `json:"completion_tokens"`
-	PromptDetails struct {
-		Cached  count `json:"cached_tokens"`
-		Written count `json:"cache_write_tokens"`
-	} `json:"prompt_tokens_details"`
-	CompletionDetails struct {
-		Reasoning count `json:"reasoning_tokens"`
-	} `json:"completion_tokens_details"`
-	Cost json.RawMessage `json:"cost"` // of OpenRouter, in US dollars
-
-	// Gemini
-	PromptCount count `json:"promptTokenCount"`
-	ToolCount   count `json:"toolUsePromptTokenCount"`
-	CachedCount count `json:"cachedContentTokenCount"`
-	Candidates  count `json:"candidatesTokenCount"`
-	Thoughts    count `json:"thoughtsTokenCount"`
-}
-
-// UnmarshalJSON never fails: it keeps what it can read.
-func (u *usagePart) UnmarshalJSON(data []byte) error {
-	type plain usagePart
-	_ = json.Unmarshal(data, (*plain)(u))
-	return nil
+	ModelVersion loose `json:"modelVersion"`
+	Metadata     raw   `json:"usageMetadata"`
 }
 
 // loose is a string; other values are "".
@@ -234,27 +174,23 @@ func (t *tally) setFinish(word string) {
 // finished reports whether the answer has ended, so that its usage is final.
 func (t *tally) finished() bool { return t.finish != "" && t.text == t.atFinish }
 
-func (t *tally) addUsage(u *usagePart) {
-	if u == nil {
+// addUsage counts a provider's usage, nil for none.
+func (t *tally) addUsage(data raw) {
+	var counted interface{ Limits() limits.Usage }
+	switch t.protocol {
+	case Anthropic:
+		counted = &usage.Anthropic{}
+	case Gemini:
+		counted = &usage.Gemini{}
+	default:
+		counted = &usage.OpenAI{}
+	}
+	if data == nil || json.Unmarshal(data, counted) != nil {
 		return
 	}
-	n := wireUsage{
-		input: int64(u.Input), cached: int64(u.CacheRead), written: int64(u.CacheWrite), output: int64(u.Output + u.Completion + u.Candidates + u.Thoughts),
-		reasoning: int64(u.OutputDetails.Reasoning + u.CompletionDetails.Reasoning + u.Thoughts),
-	}
-	if t.protocol != Anthropic { // the input includes the cached part
-		all := u.Input + u.Prompt + u.PromptCount
-		cached := min(u.InputDetails.Cached+u.PromptDetails.Cached+u.CachedCount, all)
-		written := min(u.InputDetails.Written+u.PromptDetails.Written, all-cached)
-		n.input, n.cached, n.written = int64(all-cached-written+u.ToolCount), int64(cached), int64(written)
-	}
-	t.usage.input = max(t.usage.input, n.input)
-	t.usage.cached = max(t.usage.cached, n.cached)
-	t.usage.written = max(t.usage.written, n.written)
-	t.usage.output = max(t.usage.output, n.output)
-	t.usage.reasoning = max(t.usage.reasoning, n.reasoning)
-	if usd, err := strconv.ParseFloat(string(u.Cost), 64); err == nil && usd > 0 && usd < 1e6 {
-		t.usage.cost = new(int64(usd*1e6 + 0.5))
+	t.usage = usage.Max(t.usage, counted.Limits())
+	if u, ok := counted.(interface{ Reasoning() int64 }); ok {
+		t.reasoning = max(t.reasoning, u.Reasoning())
 	}
 }
 
@@ -266,16 +202,15 @@ func (t *tally) output() int64 { return max((max(t.text, t.whole)+3)/4, t.events
 // some of it is an estimate. A provider's count that is missing or far below the
 // estimate doesn't count.
 func (t *tally) count(input int64) (u limits.Usage, estimated bool) {
-	u = limits.Usage{
-		Rounds: 1, InputTokens: t.usage.input, CachedInputTokens: t.usage.cached, CacheWriteTokens: t.usage.written, OutputTokens: t.usage.output,
-	}
+	u = t.usage
+	u.Rounds = 1
 	if all := u.InputTokens + u.CachedInputTokens + u.CacheWriteTokens; all == 0 || all < input/8 {
 		u.InputTokens, u.CachedInputTokens, u.CacheWriteTokens = input, 0, 0
-		estimated = true
+		u.CostMicroUSD, estimated = nil, true
 	}
 	if output := t.output(); u.OutputTokens < (output+3)/4 {
 		u.OutputTokens = output
-		estimated = true
+		u.CostMicroUSD, estimated = nil, true
 	}
 	return u, estimated
 }

@@ -15,6 +15,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"strings"
 	"sync"
@@ -182,9 +183,7 @@ func (a *answer) play(path string, write func()) {
 	if a.step.Text == "" && len(a.step.Calls) == 0 {
 		a.step.Text = "Done."
 	}
-	for name, values := range a.step.Header {
-		a.w.Header()[name] = values
-	}
+	maps.Copy(a.w.Header(), a.step.Header)
 	if a.step.Status != 0 {
 		a.refuse(path, a.step.Status, cmp.Or(a.step.Message, "refused by the script"))
 		return
