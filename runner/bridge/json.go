@@ -11,8 +11,8 @@ import (
 	"unicode/utf8"
 )
 
-// maxDepth bounds the nesting of a request's JSON. Conversations have about ten
-// levels, and the arguments of tool calls some more.
+// maxDepth bounds the nesting of JSON. Schemas and the arguments of tool calls have the
+// most levels.
 const maxDepth = 200
 
 // member is a member of a JSON object. Its key and value are as they were sent, and

@@ -9,6 +9,10 @@ import (
 // models count.
 const imageTokens = 6_000
 
+// maxWalk bounds the nesting of what is searched for media, since each level is read
+// again. Conversations have about ten levels.
+const maxWalk = 24
+
 // checkMedia refuses media that the provider would fetch from an address or read from
 // what is stored there. Media in the request itself pass.
 func (q *request) checkMedia() error {
@@ -17,18 +21,21 @@ func (q *request) checkMedia() error {
 		case "tools", "metadata", "text", "responseformat", "generationconfig", "outputconfig":
 			continue // definitions and schemas
 		}
-		if err := q.walkMember(m, ""); err != nil {
+		if err := q.walkMember(m, "", 1); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (q *request) walk(raw []byte) error {
+func (q *request) walk(raw []byte, depth int) error {
+	if depth > maxWalk {
+		return fmt.Errorf("the body is nested deeper than %d levels", maxWalk)
+	}
 	switch raw[0] {
 	case '[':
 		for _, one := range elements(raw) {
-			if err := q.walk(one); err != nil {
+			if err := q.walk(one, depth+1); err != nil {
 				return err
 			}
 		}
@@ -43,7 +50,7 @@ func (q *request) walk(raw []byte) error {
 		}
 		q.countImage(o)
 		for _, m := range o {
-			if err := q.walkMember(m, kind); err != nil {
+			if err := q.walkMember(m, kind, depth); err != nil {
 				return err
 			}
 		}
@@ -52,7 +59,7 @@ func (q *request) walk(raw []byte) error {
 }
 
 // walkMember checks a member of an object of a type.
-func (q *request) walkMember(m member, kind string) error {
+func (q *request) walkMember(m member, kind string, depth int) error {
 	folded := foldName(m.name)
 	switch folded {
 	case "input":
@@ -70,13 +77,13 @@ func (q *request) walkMember(m member, kind string) error {
 	case "imageurl", "videourl", "audiourl", "fileurl", "fileuri":
 		return q.checkURL(m)
 	case "image", "video", "audio":
-		return q.checkLoose(m.name, m.value)
+		return q.checkLoose(m.name, m.value, depth)
 	case "source":
 		if m.value[0] == '{' {
-			return q.checkSource(m)
+			return q.checkSource(m, depth)
 		}
 	}
-	return q.walk(m.value)
+	return q.walk(m.value, depth+1)
 }
 
 // checkURL checks a member that is a URL, or an object with one.
@@ -103,7 +110,7 @@ func (q *request) checkURL(m member) error {
 func isData(text string) bool { return len(text) > 5 && strings.EqualFold(text[:5], "data:") }
 
 // checkLoose checks members that some servers take as URLs, and others as objects.
-func (q *request) checkLoose(name string, raw []byte) error {
+func (q *request) checkLoose(name string, raw []byte, depth int) error {
 	if text, ok := decodeString(raw); ok {
 		if strings.Contains(text[:min(len(text), 100)], ":") && !isData(text) {
 			return fmt.Errorf("%s must be a data: URL, because the provider would fetch another one", name)
@@ -111,19 +118,19 @@ func (q *request) checkLoose(name string, raw []byte) error {
 		q.discountImage(text, int64(len(raw)))
 		return nil
 	}
-	if raw[0] == '[' {
+	if raw[0] == '[' && depth <= maxWalk {
 		for _, one := range elements(raw) {
-			if err := q.checkLoose(name, one); err != nil {
+			if err := q.checkLoose(name, one, depth+1); err != nil {
 				return err
 			}
 		}
 		return nil
 	}
-	return q.walk(raw)
+	return q.walk(raw, depth+1)
 }
 
 // checkSource checks the source of one of Anthropic's blocks.
-func (q *request) checkSource(m member) error {
+func (q *request) checkSource(m member, depth int) error {
 	o, err := parseObject(m.value)
 	if err != nil {
 		return err
@@ -131,7 +138,7 @@ func (q *request) checkSource(m member) error {
 	if kind := o.text("type"); kind == "url" || kind == "file" || o.value("url") != nil {
 		return fmt.Errorf("a source of type %s is not allowed, because the provider would fetch it", shorten(kind))
 	}
-	return q.walk(m.value)
+	return q.walk(m.value, depth+1)
 }
 
 // countImage counts an image in base64 beside its type.

@@ -171,7 +171,7 @@ func (q *request) filterTools() error {
 	if raw[0] != '[' {
 		return errors.New("tools must be an array")
 	}
-	kept, removed, err := q.keptTools(raw)
+	kept, removed, err := q.keptTools(raw, false)
 	if err != nil {
 		return err
 	}
@@ -188,8 +188,9 @@ func (q *request) filterTools() error {
 	return q.dropChoice(removed)
 }
 
-// keptTools returns the tools to keep, and the types and names of the others.
-func (q *request) keptTools(raw []byte) (kept [][]byte, removed []string, err error) {
+// keptTools returns the tools to keep, and the types and names of the others. inner is
+// set for the tools in one of Responses' namespaces.
+func (q *request) keptTools(raw []byte, inner bool) (kept [][]byte, removed []string, err error) {
 	for _, one := range elements(raw) {
 		tool, err := parseObject(one)
 		if err != nil {
@@ -202,17 +203,17 @@ func (q *request) keptTools(raw []byte) (kept [][]byte, removed []string, err er
 		switch {
 		case q.endpoint.protocol == Gemini:
 			one, removed = q.keptDeclarations(tool, one, removed)
-		case q.endpoint.protocol == Responses && kind == "namespace":
-			inner, gone, err := q.keptTools(tool.value("tools"))
+		case q.endpoint.protocol == Responses && kind == "namespace" && !inner:
+			of, gone, err := q.keptTools(tool.value("tools"), true)
 			if err != nil {
 				return nil, nil, err
 			}
 			removed = append(removed, gone...)
 			if len(gone) > 0 {
-				tool.set("tools", encodeArray(inner))
+				tool.set("tools", encodeArray(of))
 				one = tool.encode()
 			}
-			if len(inner) == 0 {
+			if len(of) == 0 {
 				one = nil
 			}
 		case !q.runsLocally(kind, tool):

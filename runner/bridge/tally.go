@@ -222,9 +222,14 @@ var noText = map[string]bool{
 }
 
 // textBytes returns the size of the strings in a valid JSON value.
-func textBytes(data []byte) int64 {
-	if len(data) == 0 {
+func textBytes(data []byte) int64 { return textBytesBelow(data, 1) }
+
+func textBytesBelow(data []byte, depth int) int64 {
+	switch {
+	case len(data) == 0:
 		return 0
+	case depth > maxWalk:
+		return int64(len(data))
 	}
 	switch data[0] {
 	case '"':
@@ -232,7 +237,7 @@ func textBytes(data []byte) int64 {
 	case '[':
 		var n int64
 		for _, one := range elements(data) {
-			n += textBytes(one)
+			n += textBytesBelow(one, depth+1)
 		}
 		return n
 	case '{':
@@ -246,7 +251,7 @@ func textBytes(data []byte) int64 {
 			case name == "args" || name == "input":
 				n += int64(len(m.value)) // a call's arguments
 			case !noText[name]:
-				n += textBytes(m.value)
+				n += textBytesBelow(m.value, depth+1)
 			}
 		}
 		return n
