@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -579,6 +580,37 @@ func TestClientGone(t *testing.T) {
 	<-gone
 	if end := <-s.ended; end.Class != ClassClientGone || !end.Estimated || end.Usage.OutputTokens < 500 {
 		t.Errorf("%s %+v", end.Class, end.Usage)
+	}
+}
+
+// TestUnread checks that an agent that doesn't read its answer doesn't hold a call.
+func TestUnread(t *testing.T) {
+	mock := &mockmodel.Model{Steps: []mockmodel.Step{{Text: strings.Repeat("again and again ", 1000), Endless: true}}}
+	s := newSetup(t, Chat, mock, 0, func(o *Options) { o.Profiles[0].IdleTimeout = 200 * time.Millisecond })
+	conn, err := net.Dial("tcp", strings.TrimPrefix(s.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	const body = `{"model":"fast","stream":true}`
+	fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+	if end := <-s.ended; end.Class != ClassClientGone || end.Usage.OutputTokens == 0 {
+		t.Errorf("%s %+v", end.Class, end.Usage)
+	}
+}
+
+// TestTooManyWait checks that the number of requests that wait is bounded.
+func TestTooManyWait(t *testing.T) {
+	s := newSetup(t, Chat, &mockmodel.Model{}, 0, nil)
+	for range maxWaiting {
+		s.bridge.waiting <- struct{}{}
+	}
+	if got := send(t, http.MethodPost, s.url+"/v1/chat/completions", `{"model":"fast"}`); got.status != http.StatusServiceUnavailable {
+		t.Errorf("%+v", got)
+	}
+	<-s.bridge.waiting
+	if got := send(t, http.MethodPost, s.url+"/v1/chat/completions", `{"model":"fast"}`); got.status != http.StatusOK {
+		t.Errorf("%+v", got)
 	}
 }
 
