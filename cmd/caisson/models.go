@@ -48,6 +48,9 @@ func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), err
 		return nil, nil, newFailure(exitAuth, nil, "there is no key for the model "+m.Profile+": "+m.KeyEnv+" is not set",
 			"Set it to your key, or name another model with --model; --model replay/FILE needs none.")
 	}
+	if m.Provider == "gemini" {
+		return nil, nil, newFailure(exitConfig, nil, "the model "+m.Profile+" has provider gemini, which only agents can ask", "Name another model with --model, or run an agent that speaks its protocol: caisson agents ls.")
+	}
 	o := m.ModelOptions
 	o.Logger = s.logger
 	var (

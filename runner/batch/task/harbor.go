@@ -64,7 +64,7 @@ func (r *harborReader) addUnsupported(format string, args ...any) {
 }
 
 func (r *harborReader) readTask() (err error) {
-	if r.task.Checksum, err = hashTree(r.dir); err != nil {
+	if r.task.Checksum, err = HashTree(r.dir); err != nil {
 		return err
 	}
 	if err := r.checkDirectories(); err != nil {

@@ -131,7 +131,7 @@ func (l Line) hashLine(text []byte, t Task) (string, error) {
 		if path == "" {
 			continue
 		}
-		part, err := hashTree(path)
+		part, err := HashTree(path)
 		if err != nil {
 			return "", err
 		}

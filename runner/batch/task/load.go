@@ -111,8 +111,8 @@ func isDir(path string) bool {
 	return err == nil && info.IsDir()
 }
 
-// hashTree hashes the names, kinds, executable bits and contents below a directory.
-func hashTree(dir string) (string, error) {
+// HashTree hashes the names, kinds, executable bits and contents below a directory.
+func HashTree(dir string) (string, error) {
 	sum := sha256.New()
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {

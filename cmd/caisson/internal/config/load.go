@@ -305,7 +305,7 @@ func (c *Config) checkValues() error {
 			return &Error{Where: v.Key, Message: v.Text + " is not an absolute path"}
 		}
 	}
-	for _, check := range []func() error{c.checkVariables, c.checkMounts, c.checkCaches, c.checkRoot, c.checkIsolation, c.checkService, c.checkServers} {
+	for _, check := range []func() error{c.checkVariables, c.checkMounts, c.checkCaches, c.checkRoot, c.checkIsolation, c.checkService, c.checkServers, c.checkAgents} {
 		if err := check(); err != nil {
 			return err
 		}

@@ -40,6 +40,7 @@ var providers = map[string]provider{
 
 	"anthropic": {base: "https://api.anthropic.com", baseEnv: "ANTHROPIC_BASE_URL", keyEnv: "ANTHROPIC_API_KEY"},
 	"ollama":    {base: "http://127.0.0.1:11434", baseEnv: "OLLAMA_HOST"},
+	"gemini":    {base: "https://generativelanguage.googleapis.com", baseEnv: "GOOGLE_GEMINI_BASE_URL", keyEnv: "GEMINI_API_KEY"},
 }
 
 // BaseURLVariables returns the variables with addresses of models.
@@ -181,7 +182,7 @@ func (f *File) selectModel(name, where string, getenv lookup) (SelectedModel, er
 	}
 	p, ok := providers[out.Provider]
 	if !ok {
-		return out, &Error{Where: where, Message: "there is no provider " + out.Provider, Hint: "providers are openai (and servers that speak its protocol, by base_url), anthropic, ollama and replay"}
+		return out, &Error{Where: where, Message: "there is no provider " + out.Provider, Hint: "providers are openai (and servers that speak its protocol, by base_url), anthropic, ollama and replay, and gemini for agents"}
 	}
 	if err := out.setAddress(m, p, getenv); err != nil {
 		return out, err

@@ -59,36 +59,37 @@ type File struct {
 	Env            map[string]string `yaml:"env" doc:"variables for commands in the sandbox, by name" each:"value of a variable"`
 	EnvFrom        Names             `yaml:"env_from" flag:"env-from" value:"NAMES" group:"Sandbox" doc:"variables of caisson's own environment that commands also get; their values are kept out of records; separate them with commas in the flag"`
 	// MoreEnvFrom are names that the command line adds to EnvFrom.
-	MoreEnvFrom           Names      `yaml:"-"`
-	Mounts                Mounts     `yaml:"mounts" flag:"mount" letter:"v" value:"MOUNTS" group:"Sandbox" doc:"directories of this machine that commands see; in the flag, FROM:TO or FROM:TO:ro, separated by commas"`
-	Caches                Names      `yaml:"caches" flag:"cache" value:"NAMES" group:"Sandbox" doc:"caches that the sessions of a workspace share: go, npm, pip, cargo, maven, apt, or a directory such as ~/.gradle; separate them with commas in the flag"`
-	KeepCaches            *Duration  `yaml:"keep_caches" flag:"keep-caches" value:"TIME" group:"Output" default:"720h" doc:"how long unused caches are kept, such as 720h"`
-	Submounts             []string   `yaml:"submounts" doc:"accepted mounts inside the workspace"`
-	Policy                *Policy    `yaml:"policy" doc:"which calls run, prompt or are refused"`
-	Concurrency           *Count     `yaml:"concurrency" flag:"concurrency" value:"N" group:"Limits" doc:"tool calls that run at once, at most 64"`
-	ConfirmTimeout        *Duration  `yaml:"confirm_timeout" flag:"confirm-timeout" value:"TIME" group:"Policy" doc:"how long a confirmation waits for an answer"`
-	Grace                 *Duration  `yaml:"grace" flag:"grace" value:"TIME" group:"Sandbox" doc:"time between SIGTERM and SIGKILL when a command is cancelled"`
-	Fetch                 Fetch      `yaml:"fetch" doc:"what the fetch tool may reach; without allow the tool is off"`
-	Workers               Workers    `yaml:"workers" doc:"models that the model may ask with the tools confer and coordinate; without models the tools are off"`
-	Egress                Egress     `yaml:"egress" doc:"what commands may reach; without a rule they have no network"`
-	Docker                Docker     `yaml:"docker" doc:"the Docker engine"`
-	Stream                *bool      `yaml:"stream" flag:"stream" group:"Model" default:"true" doc:"stream the model's answer"`
-	CallerOwnsFiles       *bool      `yaml:"caller_owns_files" flag:"caller-owns-files" group:"Sandbox" default:"false" doc:"let new files belong to the user who runs caisson"`
-	AcceptSystemWorkspace *bool      `yaml:"accept_system_workspace" flag:"accept-system-workspace" group:"Task" default:"false" doc:"let a directory of the system, such as /etc or /home, be the workspace"`
-	HostImage             HostImage  `yaml:"host_image" doc:"what image host contains in addition to the machine's /usr"`
-	Images                Images     `yaml:"images" doc:"how images are fetched"`
-	Programs              Programs   `yaml:"programs" doc:"absolute paths of programs that are neither beside the executable nor on PATH"`
-	Chat                  Chat       `yaml:"chat" doc:"how caisson chat behaves"`
-	Serve                 Serve      `yaml:"serve" doc:"settings of caisson serve; its sessions use the rest of the file"`
-	Telemetry             Telemetry  `yaml:"telemetry" doc:"export of spans and metrics by OTLP; OpenTelemetry's own variables override it"`
-	MCP                   MCPServers `yaml:"mcpServers" doc:"MCP servers whose tools the model can load, by name; their tools prompt until policy.tools names them" each:"one server"`
-	MCPUse                Names      `yaml:"mcp_use" flag:"mcp" value:"NAMES" group:"Task" doc:"MCP servers that a session uses, or none; the default is all; separate them with commas in the flag"`
-	MCPEnv                Names      `yaml:"mcp_env" doc:"variables of caisson's own environment that the .mcp.json of a trusted workspace may refer to"`
-	Tools                 Tools      `yaml:"tools" doc:"commands to offer to the model as tools, by name; they run in the sandbox" each:"one tool"`
-	Instructions          *string    `yaml:"instructions" doc:"the operator's instructions to the model, in addition to AGENTS.md beside the configuration"`
-	InstructionsFile      *string    `yaml:"instructions_file" flag:"instructions" value:"FILE" group:"Task" doc:"file with more of the operator's instructions"`
-	SkillDirs             []string   `yaml:"skill_dirs" doc:"more directories with your skills, in addition to skills in the configuration directory; a path begins with / or ~/"`
-	MemoryTools           *bool      `yaml:"memory_tools" doc:"offer memory_add, memory_replace and memory_consolidate, and show their notes when a session starts"`
+	MoreEnvFrom           Names            `yaml:"-"`
+	Mounts                Mounts           `yaml:"mounts" flag:"mount" letter:"v" value:"MOUNTS" group:"Sandbox" doc:"directories of this machine that commands see; in the flag, FROM:TO or FROM:TO:ro, separated by commas"`
+	Caches                Names            `yaml:"caches" flag:"cache" value:"NAMES" group:"Sandbox" doc:"caches that the sessions of a workspace share: go, npm, pip, cargo, maven, apt, or a directory such as ~/.gradle; separate them with commas in the flag"`
+	KeepCaches            *Duration        `yaml:"keep_caches" flag:"keep-caches" value:"TIME" group:"Output" default:"720h" doc:"how long unused caches are kept, such as 720h"`
+	Submounts             []string         `yaml:"submounts" doc:"accepted mounts inside the workspace"`
+	Policy                *Policy          `yaml:"policy" doc:"which calls run, prompt or are refused"`
+	Concurrency           *Count           `yaml:"concurrency" flag:"concurrency" value:"N" group:"Limits" doc:"tool calls that run at once, at most 64"`
+	ConfirmTimeout        *Duration        `yaml:"confirm_timeout" flag:"confirm-timeout" value:"TIME" group:"Policy" doc:"how long a confirmation waits for an answer"`
+	Grace                 *Duration        `yaml:"grace" flag:"grace" value:"TIME" group:"Sandbox" doc:"time between SIGTERM and SIGKILL when a command is cancelled"`
+	Fetch                 Fetch            `yaml:"fetch" doc:"what the fetch tool may reach; without allow the tool is off"`
+	Agents                map[string]Agent `yaml:"agents" doc:"other people's agents that run in the sandbox, by name; built in are claude, codex, gemini, opencode and qwen" each:"one agent; for a built-in one, the keys to change"`
+	Workers               Workers          `yaml:"workers" doc:"models that the model may ask with the tools confer and coordinate; without models the tools are off"`
+	Egress                Egress           `yaml:"egress" doc:"what commands may reach; without a rule they have no network"`
+	Docker                Docker           `yaml:"docker" doc:"the Docker engine"`
+	Stream                *bool            `yaml:"stream" flag:"stream" group:"Model" default:"true" doc:"stream the model's answer"`
+	CallerOwnsFiles       *bool            `yaml:"caller_owns_files" flag:"caller-owns-files" group:"Sandbox" default:"false" doc:"let new files belong to the user who runs caisson"`
+	AcceptSystemWorkspace *bool            `yaml:"accept_system_workspace" flag:"accept-system-workspace" group:"Task" default:"false" doc:"let a directory of the system, such as /etc or /home, be the workspace"`
+	HostImage             HostImage        `yaml:"host_image" doc:"what image host contains in addition to the machine's /usr"`
+	Images                Images           `yaml:"images" doc:"how images are fetched"`
+	Programs              Programs         `yaml:"programs" doc:"absolute paths of programs that are neither beside the executable nor on PATH"`
+	Chat                  Chat             `yaml:"chat" doc:"how caisson chat behaves"`
+	Serve                 Serve            `yaml:"serve" doc:"settings of caisson serve; its sessions use the rest of the file"`
+	Telemetry             Telemetry        `yaml:"telemetry" doc:"export of spans and metrics by OTLP; OpenTelemetry's own variables override it"`
+	MCP                   MCPServers       `yaml:"mcpServers" doc:"MCP servers whose tools the model can load, by name; their tools prompt until policy.tools names them" each:"one server"`
+	MCPUse                Names            `yaml:"mcp_use" flag:"mcp" value:"NAMES" group:"Task" doc:"MCP servers that a session uses, or none; the default is all; separate them with commas in the flag"`
+	MCPEnv                Names            `yaml:"mcp_env" doc:"variables of caisson's own environment that the .mcp.json of a trusted workspace may refer to"`
+	Tools                 Tools            `yaml:"tools" doc:"commands to offer to the model as tools, by name; they run in the sandbox" each:"one tool"`
+	Instructions          *string          `yaml:"instructions" doc:"the operator's instructions to the model, in addition to AGENTS.md beside the configuration"`
+	InstructionsFile      *string          `yaml:"instructions_file" flag:"instructions" value:"FILE" group:"Task" doc:"file with more of the operator's instructions"`
+	SkillDirs             []string         `yaml:"skill_dirs" doc:"more directories with your skills, in addition to skills in the configuration directory; a path begins with / or ~/"`
+	MemoryTools           *bool            `yaml:"memory_tools" doc:"offer memory_add, memory_replace and memory_consolidate, and show their notes when a session starts"`
 
 	// Profiles are named sets of these settings. Workspaces are settings of a
 	// workspace, by its path. They can't be nested.
@@ -102,6 +103,26 @@ type Workers struct {
 	Tools       []string `yaml:"tools" words:"fetch verify" doc:"tools that these models may call if the model asks for it: fetch, as for the session, and verify, on texts"`
 	CostCap     *Dollars `yaml:"cost_cap_usd" doc:"US dollars that one of these models with tools may cost in a call"`
 	CostCapMode *string  `yaml:"cost_cap_mode" default:"warn" enum:"warn enforce off" doc:"above the cap: warn, enforce (no further calls of its tools) or off"`
+}
+
+// Agent is a program with a model loop of its own that runs in the sandbox and asks
+// models through Caisson. It comes from NPM, Dir or the image. The words {{instruction}},
+// {{model}}, {{base_url}}, {{workspace}} and {{home}} in Command, Interactive, Env and
+// Files stand for values of the run.
+type Agent struct {
+	NPM         *string           `yaml:"npm" doc:"its npm package with a version, such as opencode-ai@1.18.33, for caisson agents install"`
+	Dir         *string           `yaml:"dir" doc:"directory of this machine with the program, which is mounted read-only at /opt/agents/NAME; its path begins with / or ~/"`
+	Image       *bool             `yaml:"image" doc:"the program is in the image"`
+	Command     []string          `yaml:"command" doc:"the program and its arguments; the program is a name (on PATH in the image, or of the npm package's program), or a path below dir; {{instruction}} stands for the task"`
+	Interactive []string          `yaml:"interactive" doc:"the program and its arguments on a terminal, without a task"`
+	Env         map[string]string `yaml:"env" doc:"its variables, by name" each:"value of a variable"`
+	Files       map[string]string `yaml:"files" doc:"files to write before it starts, by path in its home directory; values in .json and .toml files are escaped" each:"content of a file"`
+	Protocol    *string           `yaml:"protocol" words:"anthropic responses chat gemini" doc:"API that it asks models with: anthropic (Messages), responses or chat (OpenAI's), or gemini"`
+	Models      map[string]string `yaml:"models" doc:"models, by the name that it asks for; * is any other name; by default all names are the configured model" each:"name of one of models, or provider/model"`
+	WebSearch   *bool             `yaml:"web_search" doc:"let it use the provider's own web search, which no rule of egress bounds"`
+	QuietHosts  []string          `yaml:"quiet_hosts" doc:"hosts that it tries to reach and does not need; Caisson refuses them without a line"`
+	Caches      Names             `yaml:"caches" doc:"directories to keep for the next session on the workspace, written like caches"`
+	Timeout     *Duration         `yaml:"timeout" doc:"longest time of one run with a task; the default is 1h"`
 }
 
 // Chat has the settings of caisson chat.
@@ -177,7 +198,7 @@ type Resources struct {
 
 // Model is a model and how to ask it. Selecting it selects all of it.
 type Model struct {
-	Provider        *string           `yaml:"provider" words:"openai anthropic ollama replay" doc:"openai (and servers that speak its protocol), anthropic, ollama (its own API), or replay"`
+	Provider        *string           `yaml:"provider" words:"openai anthropic ollama replay gemini" doc:"openai (and servers that speak its protocol), anthropic, ollama (its own API), replay, or gemini, which only agents can ask"`
 	Model           *string           `yaml:"model" doc:"the model's name at its provider"`
 	API             *string           `yaml:"api" words:"chat responses" doc:"API of provider openai: responses, or chat (Chat Completions); the default is responses at OpenAI's own address, and chat elsewhere"`
 	BaseURL         *string           `yaml:"base_url" doc:"address of the server, if it is not the provider's own"`
