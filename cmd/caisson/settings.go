@@ -64,6 +64,9 @@ func (e environ) configDir() string { return e.xdgDir("XDG_CONFIG_HOME", ".confi
 // it.
 func (e environ) cacheDir() string { return e.xdgDir("XDG_CACHE_HOME", ".cache") }
 
+// dataDir contains the agents that Caisson installed.
+func (e environ) dataDir() string { return e.xdgDir("XDG_DATA_HOME", ".local/share") }
+
 // joinUnder returns the path of name in dir, or "" if dir is "".
 func joinUnder(dir, name string) string {
 	if dir == "" {

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -51,15 +52,17 @@ type Program struct {
 	// Mount has the program's directory, read-only. It is nil if the program is in the
 	// image.
 	Mount *runner.UserMount
-	// Path is the program in the sandbox. NeedsNode is set if it is a script for node,
-	// which the image must have.
-	Path      string
-	NeedsNode bool
+	// Path is the program in the sandbox. If it is a script for Node.js, Node is the
+	// program that runs it: [ImageNode], or one beside it.
+	Path, Node string
 	// Version is "" if unknown.
 	Version string
 	// Source is "dir", "image", "caisson" for [Finder.Installed], or "PATH".
 	Source string
 }
+
+// ImageNode is the Node.js of the image, found on PATH.
+const ImageNode = "node"
 
 // MissingError reports an agent that can't be used as it is on this machine.
 type MissingError struct {
@@ -116,13 +119,13 @@ func (f *Finder) find(a Agent) (Program, error) {
 		return f.findIn(a)
 	}
 	if own := f.Dir(a.Name); own != "" {
-		p, err := f.findPackage(a, filepath.Join(own, "node_modules", ".bin", word))
+		p, err := f.findPackage(a, filepath.Join(own, "node_modules", ".bin", word), true)
 		if !errors.Is(err, ErrNotInstalled) {
 			p.Source = "caisson"
 			return p, err
 		}
 	}
-	p, err := f.findPackage(a, word)
+	p, err := f.findPackage(a, word, false)
 	p.Source = "PATH"
 	return p, err
 }
@@ -140,13 +143,14 @@ func (f *Finder) findIn(a Agent) (Program, error) {
 	if !isBelow(file, real) {
 		return Program{}, fmt.Errorf("%s leads out of %s", a.Command[0], a.HostDir)
 	}
-	p := mounted(a.Name, real, file, Root+"/"+a.Name)
+	p := mounted(real, file, Root+"/"+a.Name)
 	p.Source, p.Version = "dir", readPackage(real).Version
 	return p, nil
 }
 
 // findPackage finds the program of an npm package or of an installer, as resolve does.
-func (f *Finder) findPackage(a Agent, file string) (Program, error) {
+// whole is set if the packages beside it belong to it.
+func (f *Finder) findPackage(a Agent, file string, whole bool) (Program, error) {
 	file, err := f.resolve(file)
 	if err != nil {
 		return Program{}, err
@@ -158,16 +162,38 @@ func (f *Finder) findPackage(a Agent, file string) (Program, error) {
 	}
 	about := readPackage(dir)
 	from, to := dir, Root+"/"+a.Name
-	if !about.isWhole(dir) { // its dependencies are beside it
+	if whole || !about.isWhole(dir) { // its dependencies are beside it
 		from = strings.TrimSuffix(dir, string(filepath.Separator)+filepath.FromSlash(name))
 		to += "/node_modules"
 	}
 	if !isBinary(file) {
 		file = findNative(from, name, file)
 	}
-	p := mounted(a.Name, from, file, to)
+	p := mounted(from, file, to)
 	p.Version = about.Version
+	if found, err := filepath.Glob(filepath.Join(from, nodePackage("*"), "bin", "node")); p.Node != "" && err == nil && len(found) > 0 {
+		p.Node = mounted(from, found[0], to).Path
+	}
 	return p, nil
+}
+
+// nodeVersion is the Node.js that runs installed agents.
+const nodeVersion = "22.23.3"
+
+// nodePackage returns the package with Node.js for an architecture.
+func nodePackage(arch string) string { return "node-linux-" + arch }
+
+// Packages returns what npm must install for an agent that has NPM: its package, and
+// Node.js unless it is known to need none.
+func (a *Agent) Packages() []string {
+	if name, _ := splitPackage(*a.NPM); natives[name] != "" {
+		return []string{*a.NPM}
+	}
+	arch := runtime.GOARCH
+	if arch == "amd64" {
+		arch = "x64"
+	}
+	return []string{*a.NPM, nodePackage(arch) + "@" + nodeVersion}
 }
 
 // resolve returns a program's path without symlinks. A name without / is looked up on
@@ -196,15 +222,17 @@ func (f *Finder) resolve(name string) (string, error) {
 // noExecutable keeps the directory of this program out of the search.
 func noExecutable() (string, error) { return "", fs.ErrNotExist }
 
-func mounted(name, from, file, to string) Program {
+// mounted returns the program file of the directory from, which is mounted at to.
+func mounted(from, file, to string) Program {
 	rel, err := filepath.Rel(from, file)
 	if err != nil {
 		rel = filepath.Base(file) // both are absolute
 	}
-	return Program{
-		Mount: &runner.UserMount{From: from, To: to, ReadOnly: true}, Path: path.Join(to, filepath.ToSlash(rel)),
-		NeedsNode: slices.Contains([]string{".js", ".cjs", ".mjs"}, filepath.Ext(file)),
+	p := Program{Mount: &runner.UserMount{From: from, To: to, ReadOnly: true}, Path: path.Join(to, filepath.ToSlash(rel))}
+	if slices.Contains([]string{".js", ".cjs", ".mjs"}, filepath.Ext(file)) {
+		p.Node = ImageNode
 	}
+	return p
 }
 
 // standalone returns a program that an installer put into a directory for this agent,
@@ -217,7 +245,7 @@ func standalone(name, file string) (Program, error) {
 	if !own {
 		return Program{}, fmt.Errorf("%s lies beside other programs; set agents.%s.dir to a directory that has only the agent", file, name)
 	}
-	p := mounted(name, dir, file, Root+"/"+name)
+	p := mounted(dir, file, Root+"/"+name)
 	if base := filepath.Base(file); base[0] >= '0' && base[0] <= '9' {
 		p.Version = base
 	}

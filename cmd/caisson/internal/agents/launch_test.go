@@ -28,6 +28,7 @@ func TestPlaceholders(t *testing.T) {
 	a := Agent{Name: "mine", Agent: config.Agent{
 		Command:     []string{"mine", "{{instruction}}", "-m={{model}}", "{{base_url}}/v1", "{{workspace}}:{{home}}", "{{ model }}"},
 		Interactive: []string{"mine", "--chat", "{{model}}"},
+		Stdin:       new("> {{instruction}}"),
 		Env:         map[string]string{"B": "{{base_url}}", "A": "{{instruction}}", "W": "{{workspace}}", "H": "{{home}}", "M": "{{model}}"},
 		Files:       map[string]string{"x/b.txt": "{{instruction}}", "a.json": `{"{{workspace}}":"{{instruction}}"}`},
 	}}
@@ -39,6 +40,7 @@ func TestPlaceholders(t *testing.T) {
 	}
 	want := Launch{
 		Argv:  []string{"/opt/agents/mine/mine", hostile, "-m=m", "http://b/v1", `/w "q:/h`, "{{ model }}"},
+		Stdin: "> " + hostile,
 		Env:   []string{"A=" + hostile, "B=http://b", "H=/h", "M=m", `W=/w "q`},
 		Files: []File{{"a.json", got.Files[0].Content}, {"x/b.txt", hostile}},
 	}
@@ -50,8 +52,8 @@ func TestPlaceholders(t *testing.T) {
 		t.Errorf("JSON file: %v, %q", err, file)
 	}
 
-	got, err = a.Launch(Program{Path: "mine", NeedsNode: true}, Run{Instruction: "no", Interactive: true, Model: "m"})
-	if err != nil || !cmp.Equal(got.Argv, []string{"node", "mine", "--chat", "m"}) || got.Env[0] != "A=" {
+	got, err = a.Launch(Program{Path: "mine", Node: ImageNode}, Run{Instruction: "no", Interactive: true, Model: "m"})
+	if err != nil || !cmp.Equal(got.Argv, []string{"node", "mine", "--chat", "m"}) || got.Env[0] != "A=" || got.Stdin != "" {
 		t.Errorf("interactive: %v, %+v", err, got)
 	}
 	a.Interactive = nil

@@ -135,10 +135,10 @@ func (c *Config) checkAgents() error {
 			return err
 		}
 		if key, message := a.check(); message != "" {
-			return &Error{Where: joinKey(where, key), Message: message}
-		}
-		if a.Dir != nil && !allowsBelow(c.Requirements.Mounts, *a.Dir, c.home) {
-			return &Error{Where: joinKey(where, "dir"), Message: *a.Dir + " is refused by the requirements", Hint: "choose what the administrator's file allows"}
+			if at := where + "." + key; c.origins.find(at) != "" {
+				return &Error{Where: at, Message: message}
+			}
+			return &Error{Where: where, Message: key + ": " + message}
 		}
 	}
 	return nil
@@ -185,7 +185,10 @@ func (a *Agent) checkCommands() (key, fault string) {
 		}
 	}
 	told := func(text string) bool { return strings.Contains(text, "{{instruction}}") }
-	if !slices.ContainsFunc(a.Command, told) && !slices.ContainsFunc(slices.Collect(maps.Values(a.Files)), told) {
+	if fault := checkPlaceholders(valueOr(a.Stdin, "")); fault != "" {
+		return "stdin", fault
+	}
+	if !slices.ContainsFunc(a.Command, told) && !told(valueOr(a.Stdin, "")) && !slices.ContainsFunc(slices.Collect(maps.Values(a.Files)), told) {
 		return "command", "it has no {{instruction}}, so that the agent would not be told its task"
 	}
 	switch {
@@ -258,9 +261,6 @@ func (a *Agent) checkValues() (key, fault string) {
 	}
 	if _, err := caches.ParseList(a.Caches); err != nil {
 		return "caches", err.Error()
-	}
-	if a.Timeout != nil && *a.Timeout <= 0 {
-		return "timeout", "it is not a positive time"
 	}
 	return "", ""
 }

@@ -41,6 +41,7 @@ func TestFaultsHavePlaces(t *testing.T) {
 		"serve mounts":      {user: "mounts: []\nserve: {sandboxes: {mounts: {data: {from: data, to: /data}}}}\n", want: "USER:2:30: serve.sandboxes.mounts.data: \"data\" does not begin"},
 		"fallback":          {user: "model: a\nmodels:\n  a: {model: x, fallback: [b, a]}\n  b: {model: y}\n", want: "USER:3:31: models.a.fallback: the model a is asked already"},
 		"required mounts":   {user: "mounts: [{from: /srv/data/x, to: /x}, {from: /srv/database, to: /y}]\n", required: "mounts: [/srv/data]\n", want: "requirements: mounts /srv/database is not allowed"},
+		"agent's directory": {user: "agents: {claude: {dir: /srv/data/x}, codex: {dir: /srv/b}}\n", required: "mounts: [/srv/data]\n", want: "requirements: agents.codex.dir /srv/b is not allowed"},
 		"read-only mounts":  {user: "mounts: [{from: /srv/a, to: /x, read_only: true}, {from: /srv/b, to: /y}]\n", required: "writable_mounts: []\n", want: "requirements: mounts /srv/b is not allowed"},
 		"required env_from": {user: "env_from: [CI_A, B]\n", required: "env_from: [CI_*]\n", want: "requirements: env_from B is not allowed"},
 		"required cache":    {user: "cache_use: writable\n", required: "cache_use: frozen\n", want: "requirements: cache_use writable is not allowed"},

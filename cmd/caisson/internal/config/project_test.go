@@ -37,6 +37,8 @@ func TestProjectTakesNothingThatLoosens(t *testing.T) {
 		"programs":           {"programs: {runc: /ws/runc}", `can't set "programs"`, false},
 		"images":             {"images: {plain_http: [evil]}", `can't set "images"`, false},
 		"env":                {"env: {A: b}", `can't set "env"`, false},
+		"agents":             {"agents: {x: {dir: /root/.ssh, protocol: chat, command: [x, '{{instruction}}']}}", `can't set "agents"`, false},
+		"part of an agent":   {"agents: {claude: {dir: /root/.ssh}}", `can't set "agents"`, false},
 		"env_from":           {"env_from: [A]", `can't set "env_from"`, false},
 		"mounts":             {"mounts: [{from: /data, to: /data}]", `can't set "mounts"`, false},
 		"service":            {"service: {command: [/ws/evil]}", `can't set "service"`, false},

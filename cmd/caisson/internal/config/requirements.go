@@ -53,6 +53,11 @@ func (c *Config) checkChoices() error {
 			return forbidden("mounts", *m.From)
 		}
 	}
+	for _, name := range sortedKeys(c.Agents) {
+		if dir := c.Agents[name].Dir; dir != nil && !allowsBelow(r.Mounts, *dir, c.home) {
+			return forbidden(joinKey("agents", name)+".dir", *dir)
+		}
+	}
 	have, want := reflect.ValueOf(c.Bounds), reflect.ValueOf(r.Bounds)
 	for _, f := range fieldsOf(have.Type()) {
 		v, bound := have.FieldByIndex(f.index), want.FieldByIndex(f.index)

@@ -107,14 +107,15 @@ type Workers struct {
 
 // Agent is a program with a model loop of its own that runs in the sandbox and asks
 // models through Caisson. It comes from NPM, Dir or the image. The words {{instruction}},
-// {{model}}, {{base_url}}, {{workspace}} and {{home}} in Command, Interactive, Env and
-// Files stand for values of the run.
+// {{model}}, {{base_url}}, {{workspace}} and {{home}} in Command, Interactive, Stdin, Env
+// and Files stand for values of the run.
 type Agent struct {
 	NPM         *string           `yaml:"npm" doc:"its npm package with a version, such as opencode-ai@1.18.33, for caisson agents install"`
 	Dir         *string           `yaml:"dir" doc:"directory of this machine with the program, which is mounted read-only at /opt/agents/NAME; its path begins with / or ~/"`
 	Image       *bool             `yaml:"image" doc:"the program is in the image"`
 	Command     []string          `yaml:"command" doc:"the program and its arguments; the program is a name (on PATH in the image, or of the npm package's program), or a path below dir; {{instruction}} stands for the task"`
 	Interactive []string          `yaml:"interactive" doc:"the program and its arguments on a terminal, without a task"`
+	Stdin       *string           `yaml:"stdin" doc:"text of its standard input in a run with a task, such as {{instruction}}; by default it is empty"`
 	Env         map[string]string `yaml:"env" doc:"its variables, by name" each:"value of a variable"`
 	Files       map[string]string `yaml:"files" doc:"files to write before it starts, by path in its home directory; values in .json and .toml files are escaped" each:"content of a file"`
 	Protocol    *string           `yaml:"protocol" words:"anthropic responses chat gemini" doc:"API that it asks models with: anthropic (Messages), responses or chat (OpenAI's), or gemini"`
