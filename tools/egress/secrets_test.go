@@ -25,19 +25,30 @@ import (
 
 const keyValue = "ghp_16C7e42F292c6912E7710c838347Ae178B4a"
 
-// newSecretSession returns a session with the key KEY for /v1/, and its placeholder.
+// newSecretSession returns a session with the key KEY for /v1/, and its placeholder. The
+// session also has the key OTHER of another host.
 func newSecretSession(t testing.TB, server *secureServer, rules ...string) (*session, string) {
 	t.Helper()
 	to, err := rule.ParseEgress("https://localhost:" + server.port + "/v1/")
 	if err != nil {
 		t.Fatal(err)
 	}
-	set, err := secret.New([]secret.Secret{{Name: "KEY", Value: keyValue, To: []rule.Rule{to}}})
+	away, err := rule.ParseEgress("https://other.test/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	set, err := secret.New([]secret.Secret{{Name: "KEY", Value: keyValue, To: []rule.Rule{to}}, {Name: "OTHER", Value: "another key", To: []rule.Rule{away}}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, placeholder, _ := strings.Cut(set.Environment()[0], "=")
 	return newSession(t, server, func(o *Options) { o.Secrets = set }, rules...), placeholder
+}
+
+// otherPlaceholder returns the placeholder of OTHER.
+func (s *session) otherPlaceholder() string {
+	_, p, _ := strings.Cut(s.opts.Secrets.Environment()[1], "=")
+	return p
 }
 
 // requireNoKey fails the test if what the session reported has the key.
@@ -55,13 +66,16 @@ func (s *session) requireNoKey() {
 // doesn't leave anywhere else. P stands for it.
 func TestSecrets(t *testing.T) {
 	canaries := startSecure(t, func(http.ResponseWriter, *http.Request) {})
-	server := startSecure(t, func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) })
+	server := startSecure(t, func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(w, r.Body) })
 	for _, protocol := range protocols {
 		s, p := newSecretSession(t, server, "https://localhost:"+server.port+"/ GET,POST", "https://127.0.0.1:"+canaries.port+"/ GET,POST", "http://localhost:"+server.port+"/")
-		c := s.client(protocol)
+		c, q := s.client(protocol), s.otherPlaceholder()
 		res, _ := do(t, c, "GET", server.url("/v1/x"), nil, http.Header{"Authorization": {"Bearer " + p}})
 		if got := server.last.Load().Header.Get("Authorization"); res.StatusCode != http.StatusOK || got != "Bearer "+keyValue {
 			t.Errorf("%s: %s, the host got %q", protocol, res.Status, got)
+		}
+		if res, text := do(t, c, "POST", server.url("/v1/x"), onlyReader{strings.NewReader("env: " + p)}, nil); res.StatusCode != http.StatusOK || text != "env: "+p {
+			t.Errorf("%s: the key's own host answers a body with the placeholder with %s %q", protocol, res.Status, text)
 		}
 		hits := server.hits.Load()
 		basic := base64.StdEncoding.EncodeToString([]byte(p))
@@ -79,9 +93,9 @@ func TestSecrets(t *testing.T) {
 			"User-Agent":    {server.url("/v1/"), "", http.Header{"User-Agent": {p}}},
 			"other header":  {server.url("/v1/"), "", http.Header{"X-Debug": {p}}},
 			"base64":        {server.url("/v1/"), "", http.Header{"X-Debug": {basic}}},
-			"body":          {server.url("/v1/"), "key=" + p, nil},
-			"long body":     {server.url("/v1/"), strings.Repeat("x", 40<<10) + p, nil},
-			"base64 body":   {server.url("/v1/"), "key=" + basic, nil},
+			"body":          {server.url("/v1/"), "key=" + q, nil},
+			"long body":     {server.url("/v1/"), strings.Repeat("x", 40<<10) + q, nil},
+			"base64 body":   {server.url("/v1/"), "key=" + base64.StdEncoding.EncodeToString([]byte(q)), nil},
 		} {
 			method, body := "GET", io.Reader(nil)
 			if tt.body != "" {
@@ -117,7 +131,8 @@ func TestSplitPlaceholder(t *testing.T) {
 		_, err := io.Copy(&got, r.Body)
 		whole.Store(err == nil)
 	})
-	s, p := newSecretSession(t, server, "https://localhost:"+server.port+"/ POST")
+	s, _ := newSecretSession(t, server, "https://localhost:"+server.port+"/ POST")
+	p := s.otherPlaceholder()
 	if res, _ := do(t, s.client("http/1.1"), "POST", server.url("/v1/"), onlyReader{strings.NewReader("body")}, nil); res.StatusCode != http.StatusOK || got.String() != "body" || !whole.Swap(false) {
 		t.Errorf("control: %s, the host got %q", res.Status, got.String())
 	}

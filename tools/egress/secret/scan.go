@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
 // minHeld is the number of bytes at the end of a body that must match a spelling to
@@ -95,7 +97,7 @@ type scanner struct {
 func (s *scanner) scanBytes(p []byte) string {
 	s.raw = append(s.raw, p...)
 	s.plain = s.unescaper.appendPlain(s.plain, p)
-	longest := 0
+	longest := 1
 	for i := range s.set.entries {
 		e := &s.set.entries[i]
 		for _, spelling := range e.misplaced {
@@ -161,16 +163,20 @@ func (f *filter) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// sentBody is a request body, which must not hold a placeholder.
+// sentBody is a request body, which must not hold a placeholder. The ones of the
+// target's own secrets pass unchanged: they are worth nothing, and a program that has
+// printed its environment may have one in each later request.
 type sentBody struct {
 	filter
 	request   *http.Request // for its trailer
+	set       *Set
 	scan      scanner
 	misplaced func(*MisplacedError)
 }
 
-func newSentBody(s *Set, r *http.Request, misplaced func(*MisplacedError)) *sentBody {
-	b := &sentBody{request: r, scan: scanner{set: s}, misplaced: misplaced}
+func newSentBody(s *Set, r *http.Request, target rule.Origin, misplaced func(*MisplacedError)) *sentBody {
+	others := slices.DeleteFunc(slices.Clone(s.entries), func(e entry) bool { return e.isFor(target) })
+	b := &sentBody{request: r, set: s, scan: scanner{set: &Set{entries: others}}, misplaced: misplaced}
 	b.ReadCloser = r.Body
 	b.step = b.checkBytes
 	return b
@@ -186,7 +192,7 @@ func (b *sentBody) checkBytes(data []byte, n int, err error) (held int, _ error)
 	if errors.Is(err, io.EOF) {
 		for name, values := range b.request.Trailer {
 			for _, value := range values {
-				if e, ok := errors.AsType[*MisplacedError](b.scan.set.checkText(value, "trailer "+name)); ok {
+				if e, ok := errors.AsType[*MisplacedError](b.set.checkText(value, "trailer "+name)); ok {
 					return len(data), b.refuseBody(e)
 				}
 			}

@@ -257,7 +257,8 @@ func (s *Set) Covers(o rule.Origin) bool {
 // Apply puts the values of secrets into a request for a target. It returns a
 // *MisplacedError if a placeholder is in the wrong place. The body and trailers are
 // checked while they are sent: reading r.Body then fails with a *MisplacedError,
-// which is also passed to misplaced.
+// which is also passed to misplaced. Bodies may have placeholders of secrets for the
+// target's origin.
 //
 // A request to a secret's origin asks for the whole resource in identity coding, so
 // that [Set.Hide] finds values in the response.
@@ -288,7 +289,7 @@ func (s *Set) Apply(r *http.Request, t rule.Target, misplaced func(*MisplacedErr
 		}
 	}
 	if r.Body != nil && r.Body != http.NoBody {
-		r.Body = newSentBody(s, r, misplaced)
+		r.Body = newSentBody(s, r, t.Origin, misplaced)
 	}
 	if s.Covers(t.Origin) {
 		r.Header.Set("Accept-Encoding", "identity")
