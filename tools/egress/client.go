@@ -24,8 +24,7 @@ type client struct {
 	first byte
 	// expired reports whether a wait for the program took too long.
 	expired atomic.Bool
-	// foreign reports whether the program connected to another identity's proxy.
-	foreign bool
+	caller
 }
 
 func newClient(s *Server, conn sandbox.EgressConn) *client {
@@ -34,7 +33,7 @@ func newClient(s *Server, conn sandbox.EgressConn) *client {
 
 func (c *client) newRequest(way Way, host string, port uint16) request {
 	_, known := c.UID()
-	r := request{way: way, host: host, port: port, command: c.Command(), userKnown: known, foreign: c.foreign}
+	r := request{way: way, host: host, port: port, command: c.Command(), userKnown: known, caller: c.caller}
 	if c.foreign { // the command isn't the program's
 		r.command = 0
 	}

@@ -195,6 +195,12 @@ func allowLoopback(t testing.TB, hosts ...string) *rule.Guard {
 // connectTo returns a program's connection to an address in the sandbox.
 func (f *fixture) connectTo(local string, edit func(*testConn)) *net.TCPConn {
 	f.t.Helper()
+	return f.connectWith(context.Background(), local, edit)
+}
+
+// connectWith is connectTo with the connection's context.
+func (f *fixture) connectWith(ctx context.Context, local string, edit func(*testConn)) *net.TCPConn {
+	f.t.Helper()
 	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		f.t.Fatal(err)
@@ -213,7 +219,7 @@ func (f *fixture) connectTo(local string, edit func(*testConn)) *net.TCPConn {
 	if edit != nil {
 		edit(conn)
 	}
-	f.wg.Go(func() { f.ServeEgress(context.Background(), conn) })
+	f.wg.Go(func() { f.ServeEgress(ctx, conn) })
 	_ = program.SetDeadline(time.Now().Add(30 * time.Second))
 	f.t.Cleanup(func() { _ = program.Close() })
 	return program.(*net.TCPConn)

@@ -143,6 +143,8 @@ func (x *httpConn) answerRequest(ctx context.Context, h *head, req *http.Request
 			r.host, r.port = t.Host, t.Port
 		}
 		x.answerRefused(w, r, asRefusal(ctx, err))
+	} else if x.s.isLocal(t.Host) {
+		x.serveLocal(ctx, w, req, t, r)
 	} else {
 		x.forwardRequest(ctx, w, req, t, r)
 	}

@@ -27,15 +27,20 @@ var _ sandbox.EgressHandler = (*Identities)(nil)
 // only programs of the command's identity.
 func (m *Identities) ServeEgress(ctx context.Context, conn sandbox.EgressConn) {
 	identity := 0
+	var from caller
 	uid, known := conn.UID()
-	if n := uid - m.Base; known && n > 0 && n <= sandbox.MaxIdentity && m.Servers[n] != nil {
-		identity = n
+	if n := uid - m.Base; known && n > 0 && n <= sandbox.MaxIdentity {
+		from.other = true
+		if m.Servers[n] != nil {
+			identity = n
+		}
 	}
 	owner, running := 0, false
 	if number := conn.Command(); number != 0 {
 		owner, running = m.Owner(number)
 	}
-	m.Servers[identity].serveConn(ctx, conn, running && owner != identity)
+	from.foreign = running && owner != identity
+	m.Servers[identity].serveConn(ctx, conn, from)
 }
 
 // LookupName implements [sandbox.EgressHandler]. Nothing tells which program looks

@@ -84,7 +84,7 @@ func (s *Server) lookupName(name string) (netip.Addr, request, *refusal) {
 // mayBeAllowed reports whether a name is allowed, or can be asked about, at any
 // port.
 func (s *Server) mayBeAllowed(r request) bool {
-	if s.policy.AllowsName(r.host) || s.asked.isNameGranted(r.host) {
+	if s.isLocal(r.host) || s.policy.AllowsName(r.host) || s.asked.isNameGranted(r.host) {
 		return true
 	}
 	for _, port := range s.policy.Ports() {

@@ -50,6 +50,9 @@ type Options struct {
 	Mirrors []preset.Mirror
 	// Registries are the registries whose files are cached. Nil caches none.
 	Registries *Registries
+	// Local are hosts, by canonical name, that this process serves itself to the
+	// agent's own programs.
+	Local map[string]Local
 	// Names and Numbers are the table of names and the last connection number,
 	// which the servers of one session share. Nil means new ones.
 	Names   *Names

@@ -89,12 +89,19 @@ func (s *Server) EndCommand(number int) { s.asked.forgetCommand(number) }
 
 // ServeEgress implements [sandbox.EgressHandler].
 func (s *Server) ServeEgress(ctx context.Context, conn sandbox.EgressConn) {
-	s.serveConn(ctx, conn, false)
+	s.serveConn(ctx, conn, caller{})
 }
 
-// serveConn is ServeEgress. With foreign, the proxy is another identity's, and all
-// requests are refused.
-func (s *Server) serveConn(ctx context.Context, conn sandbox.EgressConn, foreign bool) {
+// caller is what is known about the program of a connection.
+type caller struct {
+	// foreign reports that the proxy is another identity's: all requests are refused.
+	foreign bool
+	// other reports that the program is not one of the agent's.
+	other bool
+}
+
+// serveConn is ServeEgress.
+func (s *Server) serveConn(ctx context.Context, conn sandbox.EgressConn, from caller) {
 	defer func() { _ = conn.Close() }()
 	if !s.addConn() {
 		return
@@ -112,7 +119,7 @@ func (s *Server) serveConn(ctx context.Context, conn sandbox.EgressConn, foreign
 	}
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	c := newClient(s, conn)
-	c.foreign = foreign
+	c.caller = from
 	local := conn.LocalAddr()
 	switch {
 	case sandbox.NameNumber(local.Addr()) != 0:
@@ -142,7 +149,7 @@ type request struct {
 	port      uint16
 	command   int
 	userKnown bool
-	foreign   bool // the proxy belongs to another identity
+	caller
 	// plain reports whether the connection carries unencrypted HTTP requests, which
 	// an upstream proxy serves without a tunnel.
 	plain bool

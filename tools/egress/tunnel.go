@@ -17,6 +17,10 @@ import (
 // to let the program send bytes for the host, or refuse.
 func (c *client) serveTunnel(ctx context.Context, r request, established func() error, refuse func(*refusal)) {
 	s := c.s
+	if s.isLocal(r.host) {
+		c.serveLocalTunnel(ctx, r, established, refuse)
+		return
+	}
 	h, f, err := s.openTunnel(ctx, r)
 	if f != nil {
 		defer f.cancel(nil)

@@ -50,6 +50,8 @@ type Options struct {
 	CA                []byte
 	// Servers are the MCP servers with their own network.
 	Servers []Server
+	// Local is as in [egress.Options].
+	Local map[string]egress.Local
 	// KeepFiles keeps registries' files in CacheDir, or if that is "", for the session.
 	KeepFiles          bool
 	CacheDir, LockFile string
@@ -118,7 +120,7 @@ func New(o Options) (*Network, error) {
 	}
 	n.requests = &requestLog{path: filepath.Join(o.Dir, record.RequestsFile), redact: redact.New(o.Hidden)}
 	server := egress.Options{
-		Policy: n.opts.Policy, Guard: guard, Budget: budget, Upstream: o.Upstream, Names: &egress.Names{}, Numbers: &atomic.Int64{}, Failed: n.logPanic,
+		Policy: n.opts.Policy, Guard: guard, Budget: budget, Upstream: o.Upstream, Names: &egress.Names{}, Numbers: &atomic.Int64{}, Local: o.Local, Failed: n.logPanic,
 	}
 	agent := &member{n: n}
 	agent.report(&server)
@@ -143,7 +145,7 @@ func New(o Options) (*Network, error) {
 // Plan returns a sandbox's listeners and what its programs need besides. It is nil for a nil
 // Network, and if no program in the sandbox has a network.
 func (n *Network) Plan() *sandbox.EgressPlan {
-	if n == nil || len(n.policies()) == 0 {
+	if n == nil || len(n.policies())+len(n.opts.Local) == 0 {
 		return nil
 	}
 	return n.setup.plan
@@ -156,8 +158,15 @@ func (n *Network) newPlan() *sandbox.EgressPlan {
 		all := policy.Ports() // the last one stands for all others
 		ports = append(ports, all[:len(all)-1]...)
 	}
-	if !n.opts.Capture && !p.Reserved {
+	switch {
+	case n.opts.Capture || p.Reserved:
+	case len(n.opts.Local) > 0:
+		ports = nil
+	default:
 		return p
+	}
+	if len(n.opts.Local) > 0 {
+		ports = append(ports, egress.LocalPort)
 	}
 	for _, port := range ports {
 		if port := int(port); port != 53 && port != p.ProxyPort() && len(p.Capture) < sandbox.MaxCapturePorts && !slices.Contains(p.Capture, port) {

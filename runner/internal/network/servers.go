@@ -66,7 +66,7 @@ func (m *member) report(o *egress.Options) {
 // start makes the member's server, from the options for the agent's commands.
 func (m *member) start(o egress.Options) (err error) {
 	o.Policy, o.Secrets = m.Policy, m.n.guardedSecrets(m.Name)
-	o.Ask, o.Mirrors, o.Registries = nil, m.preset.Mirrors, nil
+	o.Ask, o.Mirrors, o.Registries, o.Local = nil, m.preset.Mirrors, nil, nil
 	if o.Guard, err = rule.NewGuard(m.Private); err != nil {
 		return err
 	}
@@ -111,7 +111,7 @@ func (n *Network) newHandler(a sandbox.Attestation) (sandbox.EgressHandler, erro
 			servers[m.Identity] = m.server
 		}
 	}
-	if len(servers) == 0 {
+	if len(servers)+len(n.opts.Local) == 0 {
 		return n.server, nil
 	}
 	servers[0] = n.server
