@@ -12,7 +12,6 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"sync"
@@ -23,6 +22,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/internal/linelog"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
@@ -77,7 +77,7 @@ type Network struct {
 	reserved bool
 	server   *egress.Server
 	allowed  []string
-	requests *requestLog
+	requests *linelog.Log
 	setup    setup
 	// servers are the servers of Options.Servers, by name.
 	servers map[string]*member
@@ -118,7 +118,7 @@ func New(o Options) (*Network, error) {
 	for _, r := range n.opts.Policy.Allow {
 		n.allowed = append(n.allowed, r.String())
 	}
-	n.requests = &requestLog{path: filepath.Join(o.Dir, record.RequestsFile), redact: redact.New(o.Hidden)}
+	n.requests = newRequestLog(o)
 	server := egress.Options{
 		Policy: n.opts.Policy, Guard: guard, Budget: budget, Upstream: o.Upstream, Names: &egress.Names{}, Numbers: &atomic.Int64{}, Local: o.Local, Failed: n.logPanic,
 	}
@@ -453,7 +453,7 @@ func (n *Network) Close() record.NetworkTotals {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	t := n.totals
-	hash, omitted, err := n.requests.close()
+	hash, omitted, err := n.requests.Close()
 	n.logFailure("requests", err)
 	n.logFailure("cache", n.closeCache())
 	t.RequestsSHA256 = hash

@@ -17,7 +17,6 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/record"
-	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 	"github.com/caisson-run/caisson/tools/approval"
@@ -302,17 +301,18 @@ func TestAuthorityEnd(t *testing.T) {
 
 // TestRequestsAreBounded checks the bound of lines in the requests file.
 func TestRequestsAreBounded(t *testing.T) {
-	l := &requestLog{path: filepath.Join(t.TempDir(), record.RequestsFile), redact: redact.New(nil)}
+	o := Options{Dir: t.TempDir()}
+	n := &Network{requests: newRequestLog(o)}
 	url := "http://a.test/" + strings.Repeat("x", 8<<10)
 	for _, r := range []egress.Requested{{Method: "GET", URL: url[:100]}, {Method: strings.Repeat("M", 60<<10), URL: url}} {
-		if err := l.add("", r); err != nil {
+		if err := n.logRequest("", r); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, _, err := l.close(); err != nil {
+	if _, _, err := n.requests.Close(); err != nil {
 		t.Fatal(err)
 	}
-	text, err := os.ReadFile(l.path)
+	text, err := os.ReadFile(filepath.Join(o.Dir, record.RequestsFile))
 	if err != nil || !strings.Contains(string(text), url[:100]+`"`) || len(text) > 2*(maxURLBytes+256) {
 		t.Errorf("two lines have %d bytes: %v", len(text), err)
 	}

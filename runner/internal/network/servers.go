@@ -60,7 +60,7 @@ func (m *member) report(o *egress.Options) {
 	o.Opened = func(x egress.Opened) error { return m.n.recordOpened(m.Name, x) }
 	o.Closed = func(x egress.Closed) { m.n.recordClosed(m.Name, x) }
 	o.Denied = func(x egress.Denied) { m.n.recordDenied(m.Name, x) }
-	o.Requested = func(x egress.Requested) { m.n.logFailure("request", m.n.requests.add(m.Name, x)) }
+	o.Requested = func(x egress.Requested) { m.n.logFailure("request", m.n.logRequest(m.Name, x)) }
 }
 
 // start makes the member's server, from the options for the agent's commands.
