@@ -423,11 +423,12 @@ func newModelRecord(call string, e worker.ModelEvent) (record.Actor, record.Payl
 	switch of := e.Event.(type) {
 	case loop.ModelCallCompleted:
 		return record.ActorWorker, record.WorkerModelCall{
-			CallID: call, Worker: e.Worker, ModelCall: of.ModelCall, LatencyMS: of.LatencyMS, Usage: of.Usage, Finish: of.Finish,
+			CallID: call, Worker: e.Worker, EndedModelCall: record.EndedModelCall{ModelCall: of.ModelCall, LatencyMS: of.LatencyMS, Usage: of.Usage, Finish: of.Finish},
 		}
 	case loop.ModelCallFailed:
 		return record.ActorWorker, record.WorkerModelCall{
-			CallID: call, Worker: e.Worker, ModelCall: of.ModelCall, Class: of.Class, Status: of.Status, Message: of.Message, ErrorID: of.ErrorID,
+			CallID: call, Worker: e.Worker,
+			EndedModelCall: record.EndedModelCall{ModelCall: of.ModelCall, Class: of.Class, Status: of.Status, Message: of.Message, ErrorID: of.ErrorID},
 		}
 	case loop.CanaryLeaked:
 		return record.ActorSystem, record.Warning{

@@ -37,6 +37,7 @@ const (
 	KindNetworkOpened         Kind = "network.opened"
 	KindNetworkClosed         Kind = "network.closed"
 	KindNetworkDenied         Kind = "network.denied"
+	KindBridgeModelCall       Kind = "bridge.model_call"
 	KindWorkerModelCall       Kind = "worker.model_call"
 	KindWorkerToolCall        Kind = "worker.inner_call"
 	KindWorkerInputInvalid    Kind = "worker.inner_validation_fail"
@@ -86,6 +87,7 @@ func Payloads() []Payload {
 		ConfirmationResolved{},
 		ConfirmationAttempted{},
 		ToolCalled{},
+		BridgeModelCall{},
 		WorkerModelCall{},
 		WorkerToolCall{},
 		WorkerInputInvalid{},

@@ -239,6 +239,8 @@ type SessionEnded struct {
 	ProcessesKilled int `json:"processes_killed"`
 	// Network counts the commands' connections, absent if they have no network.
 	Network *NetworkTotals `json:"network,omitempty"`
+	// Bridge counts the programs' model requests, absent if they have no bridge.
+	Bridge *BridgeTotals `json:"bridge,omitempty"`
 	// Left lists parts of the sandbox that could not be removed.
 	Left []string `json:"left,omitempty"`
 }

@@ -16,6 +16,11 @@ type WorkerModelCall struct {
 	// in it.
 	CallID string `json:"tool_use_id"`
 	Worker string `json:"worker"`
+	EndedModelCall
+}
+
+// EndedModelCall is a model request outside the session's turns, and how it ended.
+type EndedModelCall struct {
 	loop.ModelCall
 
 	LatencyMS int64        `json:"latency_ms"`
@@ -26,6 +31,64 @@ type WorkerModelCall struct {
 	Status  int             `json:"http_status,omitempty"`
 	Message string          `json:"error_message,omitempty"`
 	ErrorID string          `json:"error_id,omitempty"`
+}
+
+// BridgeModelCall is a model request of a program in the sandbox, such as another
+// agent, through the bridge. It counts towards the session's limits. The bodies are in
+// [BridgeFile].
+//
+//	{"call":3,"command":1,"protocol":"anthropic","endpoint":"/v1/messages","asked":"claude-opus-5","profile":"main","model":{…},"latency_ms":812,"usage":{…},"finish":"tool_use"}
+type BridgeModelCall struct {
+	// Call is the request's number in the session, from 1. Command is the number of the
+	// command that sent it, absent if unknown.
+	Call    int64 `json:"call"`
+	Command int   `json:"command,omitempty"`
+	// Protocol and Endpoint are the request's API and path. Asked is the model that it
+	// names.
+	Protocol string `json:"protocol"`
+	Endpoint string `json:"endpoint"`
+	Asked    string `json:"asked,omitempty"`
+	EndedModelCall
+
+	// Estimated reports that the usage is an estimate: the provider counted nothing, or
+	// less than is plausible.
+	Estimated bool `json:"estimated,omitempty"`
+	// Withheld are tools of the provider that were taken out of the request.
+	Withheld []string `json:"withheld,omitempty"`
+	// Sent and Received are the sizes of the bodies in bytes.
+	Sent     int64 `json:"sent"`
+	Received int64 `json:"received"`
+}
+
+// BridgeFile is the file beside the trace with the bodies of [BridgeModelCall]s, one
+// [BridgeBodies] per line.
+const BridgeFile = "bridge.jsonl"
+
+// BridgeBodies are the bodies of one request and its answer, without secrets. Invalid
+// UTF-8 is replaced.
+type BridgeBodies struct {
+	Call int64 `json:"call"`
+	// Request follows the first Shared bytes of the request of call Base, and precedes
+	// its last SharedEnd bytes: conversations repeat what was said. Base is absent if
+	// Request is whole.
+	Base      int64  `json:"base,omitempty"`
+	Shared    int    `json:"shared,omitempty"`
+	SharedEnd int    `json:"shared_end,omitempty"`
+	Request   string `json:"request"`
+	Answer    string `json:"answer"`
+}
+
+// BridgeTotals sums up the session's [BridgeModelCall]s.
+type BridgeTotals struct {
+	Calls  int64 `json:"calls"`
+	Failed int64 `json:"failed,omitempty"`
+	// Refused counts requests that were not sent: of other endpoints or models, or over
+	// a limit.
+	Refused int64 `json:"refused,omitempty"`
+	// BodiesSHA256 is the hash of [BridgeFile]. BodiesOmitted counts requests that it
+	// doesn't have, because it is full.
+	BodiesSHA256  string `json:"bodies_sha256,omitempty"`
+	BodiesOmitted int64  `json:"bodies_omitted,omitempty"`
 }
 
 // WorkerToolCall is a worker's call and how it ended.
@@ -80,6 +143,9 @@ func (w WorkerCostWarning) String() string {
 
 // Kind implements [Payload].
 func (WorkerModelCall) Kind() Kind { return KindWorkerModelCall }
+
+// Kind implements [Payload].
+func (BridgeModelCall) Kind() Kind { return KindBridgeModelCall }
 
 // Kind implements [Payload].
 func (WorkerToolCall) Kind() Kind { return KindWorkerToolCall }

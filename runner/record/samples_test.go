@@ -30,6 +30,9 @@ func samples() []Payload {
 	exceeded := &Limit{Kind: limits.KindMemory, Limit: 2 << 30, Used: 2<<30 + 1}
 	model := loop.ModelInfo{Provider: "openai", Model: "gpt-5", BaseURL: "https://api.openai.com/v1"}
 	call := loop.ModelCall{Round: 1, Profile: "main", Attempt: 2, Purpose: loop.PurposeSummary, Model: model}
+	endedCall := EndedModelCall{
+		ModelCall: call, LatencyMS: 812, Usage: usage, Finish: "stop", Class: loop.ModelServer, Status: 500, Message: "The provider failed.", ErrorID: "err_1",
+	}
 	created := SessionCreated{
 		Version: "0.1.0", Task: "make the test pass", Workspace: "/home/me/p", WorkspaceMode: "bind", WorkspaceID: "17-1795170000000000000", Git: "ro",
 		Backend: BackendChoice{Asked: "auto", Chosen: "gvisor", Why: "no local engine answered"},
@@ -114,10 +117,11 @@ func samples() []Payload {
 		},
 		ToolActivated{CallID: "tu_1", Name: "github/search", Definition: "ef", By: "search"},
 		ToolCalled{CallID: "tu_1", Name: "shell", InputHash: "cd", InputBytes: 24, Class: tools.ClassExecute, Rule: "sandboxed execute", Summary: "sh test.sh"},
-		WorkerModelCall{
-			CallID: "tu_1", Worker: "critic careful", ModelCall: call, LatencyMS: 812, Usage: usage, Finish: "stop",
-			Class: loop.ModelServer, Status: 500, Message: "The provider failed.", ErrorID: "err_1",
+		BridgeModelCall{
+			Call: 3, Command: 1, Protocol: "anthropic", Endpoint: "/v1/messages", Asked: "claude-opus-5", EndedModelCall: endedCall,
+			Estimated: true, Withheld: []string{"web_search_20260209"}, Sent: 4100, Received: 812,
 		},
+		WorkerModelCall{CallID: "tu_1", Worker: "critic careful", EndedModelCall: endedCall},
 		WorkerToolCall{CallID: "tu_1", Worker: "critic careful", Hop: 1, Name: "fetch", Status: "ok", InnerID: "tu_2", Summary: "https://example.com/", InputHash: "cd"},
 		WorkerInputInvalid{CallID: "tu_1", Worker: "critic careful", Hop: 2, Name: "fetch", Error: "/url: missing"},
 		WorkerCostWarning{CallID: "tu_1", Worker: "critic careful", CapUSD: 0.1, ObservedUSD: 0.125},
@@ -163,6 +167,7 @@ func samples() []Payload {
 			Differences: []Difference{{Turn: 1, Call: 2, Tool: "shell", What: "exit_code", Want: "0", Got: "1"}},
 			Left:        []string{"mount /x: busy"}, ProcessesKilled: 2,
 			Network: &NetworkTotals{Connections: 3, Denied: 2, Sent: 812, Received: 40211, Requests: 2, Cached: 1, Unrecorded: 4, RequestsSHA256: "ab"},
+			Bridge:  &BridgeTotals{Calls: 3, Failed: 1, Refused: 2, BodiesSHA256: "ab", BodiesOmitted: 1},
 		},
 	}
 }

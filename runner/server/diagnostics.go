@@ -156,7 +156,7 @@ func (m *metrics) countRecord(kind record.Kind, s trace.Step) {
 	case kind == record.KindConfirmationResolved && s.Call != nil:
 		q := s.Call.Asked[len(s.Call.Asked)-1]
 		m.answers.WithLabelValues(string(q.Decision), q.By).Inc()
-	case (kind == record.KindModelCallCompleted || kind == record.KindWorkerModelCall) && s.Model != nil:
+	case (kind == record.KindModelCallCompleted || kind == record.KindWorkerModelCall || kind == record.KindBridgeModelCall) && s.Model != nil:
 		u := s.Model.Usage
 		m.tokens.WithLabelValues("input").Add(float64(max(0, u.InputTokens+u.CachedInputTokens+u.CacheWriteTokens)))
 		m.tokens.WithLabelValues("output").Add(float64(max(0, u.OutputTokens)))

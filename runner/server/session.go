@@ -115,7 +115,7 @@ func (s *session) observeRecord(r record.Record, _ []byte) {
 		s.recMu.Lock()
 		s.spent = nil
 		s.recMu.Unlock()
-	case record.KindModelCallCompleted, record.KindWorkerModelCall:
+	case record.KindModelCallCompleted, record.KindWorkerModelCall, record.KindBridgeModelCall:
 		if step.Model != nil {
 			s.addUsage(step.Model.Usage)
 		}

@@ -168,7 +168,9 @@ func (s *session) observeCall(r record.Record) {
 		p := record.PayloadOf[record.ToolInputInvalid](r)
 		s.endCall(p.CallID, p.Name, r.Time, 0, "input_invalid")
 	case record.KindWorkerModelCall:
-		s.addWorkerChat(r)
+		s.addChat(r, record.PayloadOf[record.WorkerModelCall](r).EndedModelCall, "worker")
+	case record.KindBridgeModelCall:
+		s.addChat(r, record.PayloadOf[record.BridgeModelCall](r).EndedModelCall, "bridge")
 	case record.KindWorkerToolCall:
 		p := record.PayloadOf[record.WorkerToolCall](r)
 		s.addEvent(r, attribute.String("caisson.worker.call_status", p.Status))
@@ -343,11 +345,10 @@ func (s *session) failChat(r record.Record) {
 	s.failChatAt(r.Parent, c, r.Time, string(p.Class))
 }
 
-func (s *session) addWorkerChat(r record.Record) {
-	p := record.PayloadOf[record.WorkerModelCall](r)
+func (s *session) addChat(r record.Record, p record.EndedModelCall, purpose string) {
 	took, labels := time.Duration(p.LatencyMS)*time.Millisecond, modelAttributes(p.Model)
 	span := s.startSpan(r.Time.Add(-took), "chat "+p.Model.Model, trace.SpanKindClient, slices.Concat(labels, usageAttributes(p.Usage), []attribute.KeyValue{
-		keyConversation.String(s.id), attribute.String("caisson.profile", p.Profile), attribute.Int("caisson.attempt", p.Attempt), attribute.String("caisson.purpose", "worker"),
+		keyConversation.String(s.id), attribute.String("caisson.profile", p.Profile), attribute.Int("caisson.attempt", p.Attempt), attribute.String("caisson.purpose", purpose),
 	})...)
 	if p.Class != "" {
 		labels = append(labels, setError(span, string(p.Class)))

@@ -430,8 +430,8 @@ func TestSpansOfWorkers(t *testing.T) {
 		0: record.SessionCreated{Model: loop.ModelInfo{Provider: "openai", Model: "gpt"}, Tools: []record.OfferedTool{{Name: "confer"}}},
 		1: record.TurnStarted{},
 		2: record.ToolCalled{CallID: "tu_1", Name: "confer"},
-		3: record.WorkerModelCall{CallID: "tu_1", Worker: "fast", ModelCall: model("fast"), LatencyMS: 500, Usage: limits.Usage{InputTokens: 5, OutputTokens: 3}},
-		4: record.WorkerModelCall{CallID: "tu_1", Worker: "gone", ModelCall: model("gone"), Class: "auth", Message: "secret words"},
+		3: record.WorkerModelCall{CallID: "tu_1", Worker: "fast", EndedModelCall: record.EndedModelCall{ModelCall: model("fast"), LatencyMS: 500, Usage: limits.Usage{InputTokens: 5, OutputTokens: 3}}},
+		4: record.WorkerModelCall{CallID: "tu_1", Worker: "gone", EndedModelCall: record.EndedModelCall{ModelCall: model("gone"), Class: "auth", Message: "secret words"}},
 		5: record.ToolCompleted{CallID: "tu_1", Name: "confer", LatencyMS: 3000},
 		6: record.TurnCompleted{Reason: loop.StopAnswered},
 	}, nil)

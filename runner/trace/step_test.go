@@ -135,8 +135,8 @@ func TestStepsOfWorkers(t *testing.T) {
 	})
 	call := loop.ModelCall{Round: 1, Profile: "careful"}
 	for i, p := range []record.Payload{
-		record.WorkerModelCall{CallID: "1", Worker: "critic careful", ModelCall: call, Usage: limits.Usage{Rounds: 1, InputTokens: 100, OutputTokens: 10, CostMicroUSD: new(int64(120))}},
-		record.WorkerModelCall{CallID: "1", Worker: "critic careful", ModelCall: call, Class: loop.ModelServer, Message: "It failed."},
+		record.WorkerModelCall{CallID: "1", Worker: "critic careful", EndedModelCall: record.EndedModelCall{ModelCall: call, Usage: limits.Usage{Rounds: 1, InputTokens: 100, OutputTokens: 10, CostMicroUSD: new(int64(120))}}},
+		record.WorkerModelCall{CallID: "1", Worker: "critic careful", EndedModelCall: record.EndedModelCall{ModelCall: call, Class: loop.ModelServer, Message: "It failed."}},
 		record.WorkerToolCall{CallID: "1", Worker: "critic careful", Hop: 1, Name: "fetch", Status: "ok", InnerID: "2", Summary: "https://a/"},
 		record.WorkerToolCall{CallID: "1", Worker: "critic careful", Hop: 2, Name: "shell", Status: "refused"},
 		record.WorkerInputInvalid{CallID: "1", Worker: "critic careful", Hop: 2, Name: "fetch", Error: "no url"},

@@ -116,19 +116,28 @@ func (s *Steps) handleRecord(r record.Record) bool {
 	return s.handleToolRecord(r) || s.handleWorkerRecord(r) || s.handleSandboxRecord(r)
 }
 
+// purposeBridge is the purpose of model calls of programs in the sandbox.
+const purposeBridge loop.Purpose = "bridge"
+
+func (s *Steps) visitEndedCall(r record.Record, purpose loop.Purpose, p record.EndedModelCall) {
+	step := s.newStep(r, StepModel, "", p.Class != "")
+	step.Start = r.Time.Add(-fromMilliseconds(p.LatencyMS))
+	step.Model = &ModelCall{Round: p.Round, Purpose: purpose, Model: p.Model, LatencyMS: p.LatencyMS, Usage: p.Usage, Finish: p.Finish}
+	if step.Failed {
+		step.Model.Error = tools.Elide(string(p.Class)+": "+p.Message, maxText)
+	}
+	s.visit(step)
+}
+
 func (s *Steps) handleWorkerRecord(r record.Record) bool {
 	switch r.Kind {
 	case record.KindWorkerModelCall:
 		return withPayload(r, func(p record.WorkerModelCall) {
-			step := s.newStep(r, StepModel, "", p.Class != "")
 			p.Usage.Rounds = 0 // as the turn counts it
-			step.Start = r.Time.Add(-fromMilliseconds(p.LatencyMS))
-			step.Model = &ModelCall{Round: p.Round, Purpose: loop.Purpose("worker " + p.Worker), Model: p.Model, LatencyMS: p.LatencyMS, Usage: p.Usage, Finish: p.Finish}
-			if step.Failed {
-				step.Model.Error = tools.Elide(string(p.Class)+": "+p.Message, maxText)
-			}
-			s.visit(step)
+			s.visitEndedCall(r, loop.Purpose("worker "+p.Worker), p.EndedModelCall)
 		})
+	case record.KindBridgeModelCall:
+		return withPayload(r, func(p record.BridgeModelCall) { s.visitEndedCall(r, purposeBridge, p.EndedModelCall) })
 	case record.KindWorkerToolCall:
 		return withPayload(r, func(p record.WorkerToolCall) { s.visitStep(r, StepWorker, p.String(), p.Status != "ok") })
 	case record.KindWorkerInputInvalid:
