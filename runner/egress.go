@@ -81,7 +81,7 @@ func (s *Session) newNetwork() (*network.Network, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !e.enabled() && !slices.ContainsFunc(servers, func(one network.Server) bool { return one.Policy != nil }) {
+	if !e.enabled() && s.bridge == nil && !slices.ContainsFunc(servers, func(one network.Server) bool { return one.Policy != nil }) {
 		return nil, nil
 	}
 	for _, one := range s.servers { // the same for all, used if the session has none
@@ -95,7 +95,7 @@ func (s *Session) newNetwork() (*network.Network, error) {
 	o := network.Options{
 		Policy: e.Policy, Private: e.Private, Upstream: e.Upstream, Capture: e.Capture, Budget: cmp.Or(e.Budget, limits.DefaultCommandEgressBudget()),
 		Presets: e.Presets, GitFetch: e.GitFetch, GitPush: e.GitPush, Secrets: e.Secrets, CA: e.CA, Servers: servers,
-		KeepFiles: e.KeepFiles == CacheSession || e.KeepFiles == CacheShared, LockFile: e.LockFile,
+		KeepFiles: e.KeepFiles == CacheSession || e.KeepFiles == CacheShared, LockFile: e.LockFile, Local: s.bridge.local(),
 		Dir: s.dir, Hidden: s.opts.Secrets, Record: s.events.recordBelow, Log: s.log,
 	}
 	if wall := s.opts.SessionBudget.WallTime; wall != nil && len(s.opts.Profiles) > 0 { // without a model there are no turns

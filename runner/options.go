@@ -9,6 +9,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/worker"
+	"github.com/caisson-run/caisson/runner/bridge"
 	"github.com/caisson-run/caisson/runner/caches"
 	"github.com/caisson-run/caisson/runner/ledger"
 	"github.com/caisson-run/caisson/runner/record"
@@ -142,6 +143,11 @@ func (o SandboxOptions) abandonTime() time.Duration {
 type ModelOptions struct {
 	// Profiles are the models that answer; without any, the session only takes calls.
 	Profiles []loop.Profile
+	// Bridge lets commands ask models, in a session without Profiles; nil doesn't. The
+	// session sets its Ledger and Call. The limits of tokens and cost of Budget and
+	// SessionBudget bound all requests together. Commands are cancelled some seconds after
+	// a request has reached one.
+	Bridge *bridge.Options
 	// Budget bounds each turn; a nil field is no limit.
 	Budget limits.Budget
 	// SessionBudget bounds all turns together; wall time counts from Open. A turn gets at most

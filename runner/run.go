@@ -90,12 +90,16 @@ func (s *Session) shutdown(out loop.Outcome, cause error) Report {
 	if s.network != nil {
 		reached = new(s.network.Close())
 	}
+	bridged, used := s.bridge.close()
+	if used != nil {
+		s.turns.used = *used
+	}
 	s.beside.Wait() // its warnings must precede the last record
 	r := Report{
 		Session: s.opts.Dir.Session, Dir: s.dir, Err: out.Err,
 		SessionEnded: record.SessionEnded{
 			Turns: s.turns.count, Answer: s.opts.answerOf(out), Client: s.turns.closedBy, Reason: out.Reason, Truncated: out.Truncated, Limit: (*record.Limit)(out.Limit), Usage: s.turns.used,
-			CostUSD: record.CostUSD(s.turns.used.CostMicroUSD), WallMS: time.Since(s.turns.begun).Milliseconds(), Network: reached,
+			CostUSD: record.CostUSD(s.turns.used.CostMicroUSD), WallMS: time.Since(s.turns.begun).Milliseconds(), Network: reached, Bridge: bridged,
 		},
 	}
 	if i, ok := errors.AsType[*Interrupted](cause); ok && out.Reason == loop.StopCancelled {

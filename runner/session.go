@@ -64,6 +64,7 @@ type Session struct {
 	sandbox  *livesandbox.Sandbox
 	caches   *SessionCaches
 	network  *network.Network // nil if neither commands nor servers have a network
+	bridge   *modelBridge     // nil if commands have none
 	servers  []*mcpServer
 	mcp      *mcpServers
 	tools    *dispatch.Dispatcher
@@ -177,6 +178,9 @@ func newSession(ctx context.Context, o Options, undo *closers.Stack) (_ *Session
 		return nil, fmt.Errorf("open session: %w", err)
 	}
 	undo.PushFunc(func() { s.caches.End(s.past != nil) })
+	if s.bridge, err = s.newModelBridge(); err != nil {
+		return nil, fmt.Errorf("open session: %w", err)
+	}
 	if s.network, err = s.newNetwork(); err != nil {
 		return nil, fmt.Errorf("open session: %w", err)
 	}
@@ -186,7 +190,7 @@ func newSession(ctx context.Context, o Options, undo *closers.Stack) (_ *Session
 	images := changes.NewPreimages(s.dir)
 	s.sandbox = livesandbox.New(ctx, s.liveSandboxOptions())
 	s.exec = livesandbox.NewExecutor(s.sandbox, s.executorOptions(images))
-	s.users = &userCommands{exec: s.exec, offline: !o.Egress.enabled(), events: s.events, sync: s.rec.Sync, hint: o.hint, log: s.log, session: o.Dir.Session, dir: s.dir, endSession: o.EndRequested}
+	s.users = &userCommands{exec: s.exec, offline: !o.Egress.enabled(), bridge: s.bridge, events: s.events, sync: s.rec.Sync, hint: o.hint, log: s.log, session: o.Dir.Session, dir: s.dir, endSession: o.EndRequested}
 	s.patches = &patchMarker{dir: s.dir, workspace: o.Workspace.Path, mode: o.workspaceMode(), warn: s.events.recordWarning, log: s.log}
 	if s.tracker, err = s.newTracker(images); err != nil {
 		return nil, err
@@ -254,6 +258,8 @@ func (o Options) checkRequired() error {
 		return errors.New("open session: Options.Workspace is missing")
 	case o.Backend == nil:
 		return errors.New("open session: Options.Backend is missing")
+	case o.Bridge != nil && len(o.Profiles) > 0:
+		return errors.New("open session: Options.Bridge is for sessions without Profiles")
 	}
 	if err := o.Resources.Validate(); err != nil {
 		return Fault{Kind: FaultInvalidLimits, Err: err}

@@ -43,6 +43,7 @@ type userCommands struct {
 	sync   func() error
 	hint   func(Fault) string
 	log    *zap.Logger
+	bridge *modelBridge // may be nil
 	// offline is set if commands have no network.
 	offline bool
 	// session is the session's id, dir the directory of its records.
@@ -65,6 +66,7 @@ func (u *userCommands) hasRun() bool {
 // endOutcome returns the outcome of a session without turns whose context ended with cause,
 // and the cause of a cancellation.
 func (u *userCommands) endOutcome(cause error) (loop.Outcome, error) {
+	over, limited := u.bridge.outcome()
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	switch {
@@ -72,6 +74,8 @@ func (u *userCommands) endOutcome(cause error) (loop.Outcome, error) {
 		return loop.Outcome{Reason: StopNoTurn}, nil
 	case u.startErr != nil:
 		return loop.Outcome{Reason: loop.StopSandboxStart, Err: u.startErr}, nil
+	case limited:
+		return over, nil
 	case errors.Is(cause, tools.ErrSandboxLost):
 		return loop.Outcome{Reason: loop.StopSandboxLost, Err: cause}, nil
 	case cause != nil:
@@ -342,6 +346,7 @@ func (s *Session) Exec(ctx context.Context, c UserCommand) (UserResult, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(s.ctx, func() { cancel(context.Cause(s.ctx)) })()
+	defer s.bridge.boundCommand(cancel)()
 	s.users.mu.Lock()
 	s.users.ran = true
 	s.users.mu.Unlock()

@@ -251,6 +251,7 @@ func (s *sessionBuilder) openMounts(target string) error {
 	if err != nil || s.mounts != nil {
 		return err
 	}
+	list = append(list, s.moreMounts...)
 	if s.mounts, err = runner.OpenMounts(list, s.workspace, target, sandbox.WorkspaceMode(*s.conf.Mode), s.environ.protectedDirs()); err != nil {
 		return s.conf.MountError(err)
 	}

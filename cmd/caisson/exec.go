@@ -17,6 +17,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/trace"
@@ -38,16 +39,21 @@ end with one of these numbers itself, which is passed on as it is:
 
 // execExits are the exit statuses of a command that passes on another's.
 var execExits = statuses{
-	exitDone: "", exitUsage: "", exitTimedOut: "the command's time was over", exitOwn: "a failure of Caisson, also a wrong flag; the reason is on standard error",
+	exitDone: "", exitUsage: "", exitLimit: "with --agent, a limit was reached", exitTimedOut: "the command's time was over", exitOwn: "a failure of Caisson, also a wrong flag; the reason is on standard error",
 	126: "the program can't be executed", exitNoProgram: "there is no such program", exitInterrupted: "interrupted (129: hang-up, 143: terminated)",
 }
 
-const execLong = `Run one command in a fresh sandbox, without a model, and remove the sandbox.
+const execLong = `Run one command in a fresh sandbox, and remove the sandbox.
 
 The sandbox is that of caisson run: the workspace, no network, and the mounts, caches, variables and
 limits of the configuration. The policy does not apply, because you order the command yourself. Caisson
 records it in a session of its own (caisson trace show). -i passes standard input on; output appears as
 it is written. There is no terminal in the sandbox.
+
+With --agent, the arguments are an instruction for one of the agents of caisson agents ls, which runs
+in the sandbox instead of a command. It asks its model through Caisson, which has the key and holds the
+limits; --model, --max-tokens and --max-cost-usd work as for caisson run. It may run for an hour, unless
+--timeout or its definition says otherwise.
 
 Ctrl-C cancels the command: SIGTERM to everything that it started, SIGKILL after the grace period.
 A second Ctrl-C kills the sandbox.
@@ -82,13 +88,15 @@ func ownFlagErrors(cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// command returns the command with this program's streams. It calls begin before each
-// read and write, and cancel if output can't be written.
-func (f *execFlags) command(a *app, argv []string, begin func(), cancel context.CancelCauseFunc) runner.UserCommand {
-	c := runner.UserCommand{
-		Argv: argv, Dir: f.Dir, Timeout: f.Timeout,
-		Stdout: &cancellingWriter{to: a.stdout, begin: begin, cancel: cancel}, Stderr: &cancellingWriter{to: a.stderr, begin: begin, cancel: cancel},
+// connect connects a command with this program's streams. It calls begin before each read
+// and write, and cancel if output can't be written.
+func (f *execFlags) connect(a *app, c runner.UserCommand, begin func(), cancel context.CancelCauseFunc) runner.UserCommand {
+	c.Stdout, c.Stderr = &cancellingWriter{to: a.stdout, begin: begin, cancel: cancel}, &cancellingWriter{to: a.stderr, begin: begin, cancel: cancel}
+	c.Timeout = cmp.Or(f.Timeout, c.Timeout)
+	if c.Stdin != nil { // a file of the agent's
+		return c
 	}
+	c.Dir = f.Dir
 	if f.Stdin {
 		c.Stdin = beginningReader{a.stdin, begin}
 	}
@@ -147,28 +155,27 @@ func ownFailure(err error) error {
 
 func newExecCommand(a *app) *cobra.Command {
 	var f struct {
-		workspaceFlags `groups:"Sandbox"`
+		Agent          string `flag:"agent" doc:"run this agent; the arguments are its instruction"`
+		workspaceFlags `groups:"Sandbox,model,max-tokens,max-cost-usd"`
 		execFlags
 	}
 	return ownFlagErrors(newCommand(&cobra.Command{
-		Use: "exec [flags] [--] COMMAND [ARGUMENT...]", Short: "Run one command in a fresh sandbox", Long: execLong + execStatusHelp,
+		Use: "exec [flags] [--] COMMAND [ARGUMENT...]", Short: "Run one command, or another agent, in a fresh sandbox", Long: execLong + execStatusHelp,
 		Example: `  caisson exec -- make test
   caisson exec --image debian:bookworm-slim -- cat /etc/os-release
   caisson exec --image node:24 -e CI=1 -v ~/data:/data:ro -w /app -- npm test
   caisson exec --mode overlay --timeout 10m -- ./configure && caisson diff
-  tar c src | caisson exec -i -C /workspace/copy -- tar x`,
+  tar c src | caisson exec -i -C /workspace/copy -- tar x
+  caisson exec --agent claude --max-cost-usd 2 -- "make the failing test pass"`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return ownFailure(execInFresh(cmd.Context(), a, f.execFlags, f.workspaceFlags, args))
+			return ownFailure(execInFresh(cmd.Context(), a, f.Agent, f.execFlags, f.workspaceFlags, args))
 		},
 	}, &f, 0, execExits))
 }
 
-func execInFresh(ctx context.Context, a *app, f execFlags, w workspaceFlags, argv []string) error {
-	switch {
-	case len(argv) == 0:
-		return newUsageError("caisson exec needs a command")
-	case f.Timeout < 0:
-		return newUsageError("--timeout %s is negative", f.Timeout)
+func execInFresh(ctx context.Context, a *app, agent string, f execFlags, w workspaceFlags, argv []string) error {
+	if err := checkExec(agent, f, w, argv); err != nil {
+		return err
 	}
 	s, err := openSessionBuilder(a, w)
 	if err != nil {
@@ -180,7 +187,7 @@ func execInFresh(ctx context.Context, a *app, f execFlags, w workspaceFlags, arg
 	ctx, force, cancel, stop := a.handleInterrupts(ctx, u.printNotice)
 	defer stop()
 	defer u.close(ctx)
-	session, err := s.openWithoutModel(ctx, u, force, tools.Elide("caisson exec "+strings.Join(argv, " "), maxTaskText), nil)
+	session, commands, err := s.openExec(ctx, u, force, agent, argv)
 	if err != nil {
 		return cmp.Or(interruption(ctx), err)
 	}
@@ -189,11 +196,20 @@ func execInFresh(ctx context.Context, a *app, f execFlags, w workspaceFlags, arg
 		_ = u.out.Drain(ctx) // the rest comes later
 		u.render.Close()
 	})
-	result, err := session.Exec(ctx, f.command(a, argv, begin, cancel))
+	var result runner.UserResult
+	for _, c := range commands {
+		if result, err = session.Exec(ctx, f.connect(a, c, begin, cancel)); err != nil || !result.Status.Success() {
+			break
+		}
+	}
 	r := session.Close()
 	u.showEnd(ctx, r)
 	if err != nil {
 		return cmp.Or(interruption(ctx), err)
+	}
+	if r.Reason == loop.StopLimit {
+		u.reportEnd(r)
+		return exitWith(exitLimit)
 	}
 	status, err := endOfCommand(ctx, a, result, "--memory gives it more, up to the limit of a container job around it.")
 	if image, err := images.ParseLocalReference(*s.conf.Image); err == nil && status == exitNoProgram {
@@ -211,6 +227,47 @@ func execInFresh(ctx context.Context, a *app, f execFlags, w workspaceFlags, arg
 	return cmp.Or(err, exitWith(status))
 }
 
+// checkExec refuses arguments and flags that have no effect together.
+func checkExec(agent string, f execFlags, w workspaceFlags, argv []string) error {
+	switch {
+	case len(argv) == 0 && agent != "":
+		return newUsageError("caisson exec --agent needs an instruction")
+	case len(argv) == 0:
+		return newUsageError("caisson exec needs a command")
+	case f.Timeout < 0:
+		return newUsageError("--timeout %s is negative", f.Timeout)
+	case agent != "" && f.Stdin:
+		return newUsageError("--stdin has no effect with --agent: agents get their instruction as an argument")
+	case agent == "" && (w.Settings.Model != nil || w.Settings.Limits.Tokens != nil || w.Settings.Limits.Cost != nil):
+		return newUsageError("--model and limits of tokens and cost need --agent: a command asks no model")
+	}
+	return nil
+}
+
+// openExec opens the session of caisson exec, and returns its commands: the user's, or an
+// agent's with the one before it that writes its files.
+func (s *sessionBuilder) openExec(ctx context.Context, u *userInterface, force <-chan struct{}, agent string, argv []string) (*runner.Session, []runner.UserCommand, error) {
+	words := strings.Join(argv, " ")
+	if agent == "" {
+		session, err := s.openWithoutModel(ctx, u, force, tools.Elide("caisson exec "+words, maxTaskText), nil)
+		return session, []runner.UserCommand{{Argv: argv}}, err
+	}
+	r, err := s.findAgent(ctx, agent)
+	if err != nil {
+		return nil, nil, err
+	}
+	o, err := s.agentOptions(ctx, r, words, u)
+	if err != nil {
+		return nil, nil, err
+	}
+	commands, err := r.commands(&o, words)
+	if err != nil {
+		return nil, nil, err
+	}
+	session, err := s.openObserved(ctx, u, force, o)
+	return session, commands, err
+}
+
 // openWithoutModel opens a session for calls and commands of the user. It makes no
 // diffs in bind mode. Closing force ends the session at once. change, which may be nil,
 // may change its options.
@@ -219,15 +276,20 @@ func (s *sessionBuilder) openWithoutModel(ctx context.Context, u *userInterface,
 	if err != nil {
 		return nil, err
 	}
+	if change != nil {
+		change(&o)
+	}
+	return s.openObserved(ctx, u, force, o)
+}
+
+// openObserved opens a session that shows only its start and warnings.
+func (s *sessionBuilder) openObserved(ctx context.Context, u *userInterface, force <-chan struct{}, o runner.Options) (*runner.Session, error) {
 	u.attach(&o, force)
 	o.NoDiffs = true
 	o.Mirror = func(r record.Record, _ []byte) {
 		if r.Kind == record.KindSessionCreated || isWarning(r) {
 			u.out.Queue(len(r.Payload), func() { u.render.RecordWarning(r) })
 		}
-	}
-	if change != nil {
-		change(&o)
 	}
 	return runner.Open(ctx, o)
 }
@@ -274,7 +336,7 @@ func execInLive(ctx context.Context, a *app, f execFlags, args []string) error {
 	}
 	ctx, abandon, cancel, stop := a.handleInterrupts(ctx, say)
 	defer stop()
-	command := f.command(a, args[1:], func() {}, cancel)
+	command := f.connect(a, runner.UserCommand{Argv: args[1:]}, func() {}, cancel)
 	command.Abandon = abandon
 	r, err := runner.RunUserCommand(ctx, bs.environ.stateDir(), session, command)
 	if err != nil {

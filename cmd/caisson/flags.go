@@ -92,11 +92,11 @@ func (f *repeatedFlag) Set(v string) error {
 	return f.settingFlag.Set(v)
 }
 
-// addSettings adds flags that set the settings of some groups, or all, in file. A
+// addSettings adds flags that set the settings of some groups or flags, or all, in file. A
 // setting has its letter unless another flag of the command has it.
 func addSettings(cmd *cobra.Command, file *config.File, groups ...string) {
 	for _, s := range config.Settings() {
-		if groups != nil && !slices.Contains(groups, s.Group) {
+		if groups != nil && !slices.Contains(groups, s.Group) && !slices.Contains(groups, s.Flag) {
 			continue
 		}
 		letter := s.Letter
@@ -128,8 +128,8 @@ func newCommand(cmd *cobra.Command, flags any, traits commandTraits, own statuse
 // addFlags adds a flag for each field of a struct that has the tag flag: the name and,
 // after a comma, the letter. The tag doc is the text in help, default the default. A
 // list with the tag split may be one value with commas. An embedded struct adds its own
-// flags. A [config.File] adds all settings, or the groups in the tag groups of it or of
-// the struct.
+// flags. A [config.File] adds all settings, or the groups and flags in the tag groups of it
+// or of the struct.
 func addFlags(cmd *cobra.Command, to reflect.Value, groups ...string) {
 	flags := cmd.Flags()
 	for field, value := range to.Fields() {

@@ -45,8 +45,7 @@ func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), err
 		return model, func() {}, nil
 	}
 	if m.APIKey == "" && m.KeyNeeded {
-		return nil, nil, newFailure(exitAuth, nil, "there is no key for the model "+m.Profile+": "+m.KeyEnv+" is not set",
-			"Set it to your key, or name another model with --model; --model replay/FILE needs none.")
+		return nil, nil, noKey(m)
 	}
 	if m.Provider == "gemini" {
 		return nil, nil, newFailure(exitConfig, nil, "the model "+m.Profile+" has provider gemini, which only agents can ask", "Name another model with --model, or run an agent that speaks its protocol: caisson agents ls.")
@@ -72,6 +71,11 @@ func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), err
 		return nil, nil, newFailure(exitConfig, err, "the model can't be used: "+err.Error(), "Check base_url and its other settings under models.")
 	}
 	return model, model.Close, nil
+}
+
+func noKey(m config.SelectedModel) error {
+	return newFailure(exitAuth, nil, "there is no key for the model "+m.Profile+": "+m.KeyEnv+" is not set",
+		"Set it to your key, or name another model with --model; --model replay/FILE needs none.")
 }
 
 // noModel adds the exit status to an error for a missing model or key. It returns any

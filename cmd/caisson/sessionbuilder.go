@@ -27,6 +27,8 @@ type sessionBuilder struct {
 	*backends
 	workspace *runner.Workspace
 	mounts    []sandbox.Mount // opened for the session
+	// moreMounts are to be opened besides the configuration's.
+	moreMounts []runner.UserMount
 	// dir is the session's directory, and hidden its secrets. ends closes the directory
 	// and the models.
 	dir    *sessiondir.Dir

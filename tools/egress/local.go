@@ -63,5 +63,8 @@ func (x *httpConn) serveLocal(ctx context.Context, w http.ResponseWriter, req *h
 		return
 	}
 	req.URL, req.Host = t.URL(), t.Host
+	if req.URL.RawPath == req.URL.Path { // as net/http has it
+		req.URL.RawPath = ""
+	}
 	x.s.opts.Local[t.Host](w, req.WithContext(ctx), r.command)
 }

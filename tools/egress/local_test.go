@@ -20,7 +20,7 @@ const localHost = "model.caisson.internal"
 // serveEcho answers with the command, the path and the body.
 func serveEcho(w http.ResponseWriter, req *http.Request, command int) {
 	body, err := io.ReadAll(req.Body)
-	_, _ = fmt.Fprintf(w, "%d %s %s %v", command, req.URL, body, err)
+	_, _ = fmt.Fprintf(w, "%d %s%s %s %v", command, req.URL, req.URL.RawPath, body, err)
 }
 
 // readEcho returns the status and the body of the response to a request.

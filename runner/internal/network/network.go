@@ -153,8 +153,9 @@ func (n *Network) Plan() *sandbox.EgressPlan {
 
 func (n *Network) newPlan() *sandbox.EgressPlan {
 	p := &sandbox.EgressPlan{Names: true, Reserved: n.reserved}
-	ports := []uint16{22}
+	var ports []uint16
 	for _, policy := range n.policies() {
+		ports = append(ports, 22)
 		all := policy.Ports() // the last one stands for all others
 		ports = append(ports, all[:len(all)-1]...)
 	}

@@ -52,6 +52,9 @@ func BaseURLVariables() []string {
 	return out
 }
 
+// Address returns the model's base URL: its own, or its provider's.
+func (s *SelectedModel) Address() string { return cmp.Or(s.BaseURL, providers[s.Provider].base) }
+
 // SelectedModel is a chosen model. Its key has been looked up unless a command prints
 // it.
 type SelectedModel struct {

@@ -1,0 +1,169 @@
+package runner
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/bridge"
+	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/tools/egress"
+)
+
+// limitGrace is how long commands may go on after the bridge has refused a request because
+// of a limit. Agents that don't end by themselves then are cancelled.
+const limitGrace = 5 * time.Second
+
+// modelBridge is the bridge of a session whose programs ask models. It records their
+// requests and counts them.
+type modelBridge struct {
+	*bridge.Bridge
+	events *eventRecorder
+	log    *zap.Logger
+	bodies *bodyLog
+
+	mu     sync.Mutex
+	totals record.BridgeTotals
+	used   limits.Usage
+	// reached is the limit that a request has reached, or nil.
+	reached *limits.ExceededError
+	// over ends with that limit, a while after it was reached.
+	over context.Context //nolint:containedctx // commands end with it, whenever they began
+	end  context.CancelCauseFunc
+	// ending calls end.
+	ending *time.Timer
+}
+
+// newModelBridge returns the bridge of the session's options, or nil.
+func (s *Session) newModelBridge() (*modelBridge, error) {
+	if s.opts.Bridge == nil {
+		return nil, nil
+	}
+	b := &modelBridge{events: s.events, log: s.log, bodies: newBodyLog(s.dir, s.opts.Secrets)}
+	b.over, b.end = context.WithCancelCause(context.Background())
+	var next loop.Ledger
+	if s.opts.Ledger != nil {
+		next = s.opts.Ledger.ForUser(s.opts.User.Name)
+	}
+	budget, err := loop.NewSharedBudget(s.turns.breaker.Turn(s.opts.Budget), next)
+	if err != nil {
+		return nil, err
+	}
+	o := *s.opts.Bridge
+	o.Ledger, o.Call = budget, b.recordCall
+	b.Bridge, err = bridge.New(o)
+	return b, err
+}
+
+// local returns the hosts that the bridge serves. A nil bridge serves none.
+func (b *modelBridge) local() map[string]egress.Local {
+	if b == nil {
+		return nil
+	}
+	return map[string]egress.Local{bridge.Host: func(w http.ResponseWriter, r *http.Request, command int) { b.ServeRequest(w, r, command) }}
+}
+
+// recordCall records the end of a request, or that it was refused.
+func (b *modelBridge) recordCall(c bridge.Call) {
+	for _, w := range c.Warnings {
+		b.logFailure(b.events.writeRecord(record.BudgetWarning{What: w.Kind, Limit: w.Limit, Used: w.Used, Period: w.Period, Profile: w.Profile}))
+	}
+	if c.Stage == bridge.Started {
+		return
+	}
+	p := record.BridgeModelCall{
+		Call: b.count(c), Command: c.Command, Protocol: string(c.Protocol), Endpoint: c.Endpoint, Asked: c.Asked,
+		Estimated: c.Estimated, Withheld: c.Withheld, Sent: int64(len(c.Request)), Received: int64(len(c.Answer)),
+	}
+	p.EndedModelCall = record.EndedModelCall{
+		ModelCall: loop.ModelCall{Profile: c.Profile, Attempt: 1, Model: loop.ModelInfo{Provider: string(c.Protocol), Model: c.Model}},
+		LatencyMS: c.Duration.Milliseconds(), Usage: c.Usage, Finish: c.Finish, Class: loop.ErrorClass(c.Class), Message: c.Message,
+	}
+	if c.Class != "" {
+		p.Status = c.Status
+	}
+	if c.Err != nil {
+		b.log.Warn("a request of a program to a model failed", zap.Int64("call", p.Call), zap.Error(c.Err))
+	}
+	b.logFailure(b.bodies.add(p.Call, c.Request, c.Answer))
+	b.logFailure(b.events.recordBelow("", p, false))
+}
+
+// logFailure logs a failed record. The next record that must be on disk fails too, and the
+// session with it.
+func (b *modelBridge) logFailure(err error) {
+	if err != nil {
+		b.log.Error("record a request to a model", zap.Error(err))
+	}
+}
+
+// count counts a request and returns its number.
+func (b *modelBridge) count(c bridge.Call) int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.totals.Calls++
+	switch {
+	case c.Class == bridge.ClassRefused:
+		b.totals.Refused++
+	case c.Class != "":
+		b.totals.Failed++
+	}
+	switch {
+	case c.Usage == (limits.Usage{}): // nothing was asked, or nothing is charged
+	case b.used == (limits.Usage{}):
+		b.used = c.Usage
+	default:
+		b.used = b.used.Plus(c.Usage)
+	}
+	if c.Limit != nil && b.reached == nil {
+		b.reached = c.Limit
+		b.ending = time.AfterFunc(limitGrace, func() { b.end(fmt.Errorf("a limit of the session was reached: %w", c.Limit)) })
+	}
+	return b.totals.Calls
+}
+
+// boundCommand ends a command's context some seconds after a limit was reached. A nil
+// bridge doesn't.
+func (b *modelBridge) boundCommand(cancel context.CancelCauseFunc) (stop func() bool) {
+	if b == nil {
+		return func() bool { return true }
+	}
+	return context.AfterFunc(b.over, func() { cancel(context.Cause(b.over)) })
+}
+
+// outcome returns the outcome of a session whose programs have reached a limit, or false.
+func (b *modelBridge) outcome() (loop.Outcome, bool) {
+	if b == nil {
+		return loop.Outcome{}, false
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.reached == nil {
+		return loop.Outcome{}, false
+	}
+	return loop.Outcome{Reason: loop.StopLimit, Limit: b.reached, Truncated: true, Err: b.reached}, true
+}
+
+// close returns the totals and the usage, once nothing uses the sandbox any more. They are
+// nil for a nil bridge.
+func (b *modelBridge) close() (*record.BridgeTotals, *limits.Usage) {
+	if b == nil {
+		return nil, nil
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.ending != nil {
+		b.ending.Stop()
+	}
+	b.end(errClosed)
+	var err error
+	b.totals.BodiesSHA256, b.totals.BodiesOmitted, err = b.bodies.lines.Close()
+	b.logFailure(err)
+	return &b.totals, &b.used
+}
