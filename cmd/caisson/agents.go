@@ -91,7 +91,7 @@ func (s *settings) listAgents() ([]listedAgent, error) {
 		}
 		one := listedAgent{Name: name, Protocol: *agent.Protocol, Models: map[string]string{}, Missing: []string{}}
 		if program, err := finder.Find(agent); err != nil {
-			one.Missing = append(one.Missing, s.missingAgent(agent, err))
+			one.Missing = append(one.Missing, missingProgram(agent, err))
 		} else {
 			one.Source, one.Version, one.NeedsNode = program.Source, program.Version, program.Node == agents.ImageNode
 			if program.Mount != nil {
@@ -100,7 +100,7 @@ func (s *settings) listAgents() ([]listedAgent, error) {
 		}
 		models, err := s.conf.SelectAgentModels(name, s.environ)
 		if err != nil {
-			one.Missing = append(one.Missing, s.missingModel(agent, err))
+			one.Missing = append(one.Missing, missingModel(err))
 		}
 		for asked, m := range models {
 			one.Models[asked] = m.Profile
@@ -110,24 +110,23 @@ func (s *settings) listAgents() ([]listedAgent, error) {
 	return list, nil
 }
 
-// missingAgent says what is wrong with an agent's program, and what to do.
-func (s *settings) missingAgent(agent agents.Agent, err error) string {
+// missingProgram says what is wrong with an agent's program, and what to do.
+func missingProgram(agent agents.Agent, err error) string {
+	if agent.NPM != nil && errors.Is(err, agents.ErrNotInstalled) {
+		return "the program (caisson agents install " + agent.Name + ")"
+	}
 	if e, ok := errors.AsType[*agents.MissingError](err); ok {
 		err = e.Err
 	}
-	if agent.NPM != nil && errors.Is(err, agents.ErrNotInstalled) {
-		return "the program: caisson agents install " + agent.Name
-	}
-	return "the program: " + err.Error()
+	return "the program (" + err.Error() + ")"
 }
 
-// missingModel says what is wrong with an agent's models.
-func (s *settings) missingModel(agent agents.Agent, err error) string {
-	e, ok := errors.AsType[*config.Error](err)
-	if !ok || errors.Is(err, config.ErrNoModel) {
-		return "a model of protocol " + *agent.Protocol
+// missingModel says what is wrong with an agent's models, and what to do.
+func missingModel(err error) string {
+	if e, ok := errors.AsType[*config.Error](err); ok {
+		return "a model (" + cmp.Or(e.Hint, e.Message) + ")"
 	}
-	return "a model: " + e.Message
+	return "a model (" + err.Error() + ")"
 }
 
 func newAgentsInstallCommand(a *app) *cobra.Command {

@@ -76,11 +76,9 @@ func (c *Config) SelectAgentModels(name string, environ []string) (_ map[string]
 		}
 	}
 	if _, ok := out[AnyModel]; !ok {
-		models, err := c.SelectModels(environ)
-		if err != nil {
+		if out[AnyModel], err = c.anyModel(name, *a.Protocol, newLookup(environ)); err != nil {
 			return nil, err
 		}
-		out[AnyModel] = models[0]
 	}
 	for _, asked := range sortedKeys(out) {
 		m := out[asked]
@@ -93,6 +91,31 @@ func (c *Config) SelectAgentModels(name string, environ []string) (_ map[string]
 		}
 	}
 	return out, nil
+}
+
+// agentModels are the models of agents by protocol, if no model is configured.
+var agentModels = map[string]string{
+	"anthropic": "anthropic/claude-sonnet-5-5", "responses": "openai/gpt-6.2-sol", "chat": "openai/gpt-6.2-sol", "gemini": "gemini/gemini-2.5-pro",
+}
+
+// anyModel returns the configured model, or the agent's default if the environment has
+// its key or its server's address.
+func (c *Config) anyModel(agent, protocol string, getenv lookup) (SelectedModel, error) {
+	if c.Model != nil {
+		return c.selectModel(*c.Model, "model", getenv)
+	}
+	def := agentModels[protocol]
+	provider, _, _ := strings.Cut(def, "/")
+	p := providers[provider]
+	_, key := getenv(p.keyEnv)
+	_, base := getenv(p.baseEnv)
+	if key || base {
+		return c.selectModel(def, "model", getenv)
+	}
+	return SelectedModel{}, &Error{
+		Where: "agents." + agent + ".models", Err: ErrNoModel, Message: fmt.Sprintf("no model is configured for %s, and the environment holds no %s or %s", agent, p.keyEnv, p.baseEnv),
+		Hint: fmt.Sprintf("set %s, or name a model of protocol %s with --model or agents.%s.models: {\"*\": MODEL}", p.keyEnv, protocol, agent),
+	}
 }
 
 // AnyModel is the name in an agent's models that stands for all others.

@@ -94,7 +94,8 @@ func TestAgentModels(t *testing.T) {
 		"chat isn't responses": {"codex", "other", map[string]string{"": "protocol responses"}},
 		"another provider":     {"mine", "fast", map[string]string{"": "protocol chat"}},
 		"gemini":               {"gemini", "google", map[string]string{"*": "google"}},
-		"no model":             {"codex", "", map[string]string{"": "no model is configured"}},
+		"no model":             {"codex", "", map[string]string{"": "no OPENAI_API_KEY"}},
+		"by its key":           {"gemini", "", map[string]string{"*": "gemini/gemini-2.5-pro"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			flags := File{}
@@ -105,7 +106,7 @@ func TestAgentModels(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			models, err := c.SelectAgentModels(tt.agent, []string{"KEY=k"})
+			models, err := c.SelectAgentModels(tt.agent, []string{"KEY=k", "GEMINI_API_KEY=k"})
 			if text, fails := tt.want[""]; fails {
 				if err == nil || !strings.Contains(err.Error(), text) {
 					t.Errorf("got %v, %v", models, err)
