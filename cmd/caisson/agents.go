@@ -18,8 +18,8 @@ const agentsLong = "Show and install other people's agents, such as Claude Code 
 	"models through Caisson. agents in the configuration changes them and adds your own.\n"
 
 func newAgentsCommand(a *app) *cobra.Command {
-	return newGroup(&cobra.Command{Use: "agents", Short: "List and install other people's agents", Long: agentsLong},
-		newAgentsListCommand(a), newAgentsInstallCommand(a))
+	return newGroup(&cobra.Command{Use: "agents", Short: "List, install and check other people's agents", Long: agentsLong},
+		newAgentsListCommand(a), newAgentsInstallCommand(a), newAgentsCheckCommand(a))
 }
 
 // agentFinder returns where to look for the programs of agents. workspace is the
@@ -82,7 +82,7 @@ must speak the agent's protocol. Nothing is run, and no model is asked.
 }
 
 func (s *settings) listAgents() ([]listedAgent, error) {
-	finder := s.agentFinder("")
+	finder := s.agentFinder(resolvePath(".")) // as for a session here
 	var list []listedAgent
 	for _, name := range s.conf.AgentNames() {
 		agent, err := agents.New(&s.conf, name)
@@ -188,7 +188,7 @@ func installAgent(ctx context.Context, a *app, profile, image, name string) erro
 	w.Settings.Image, w.Settings.Mode, w.Settings.MCPUse = &image, new("bind"), config.Names{"none"}
 	w.Settings.Egress.Presets = config.Names{"npm"}
 	argv := append([]string{"npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier"}, agent.Packages()...)
-	if err := execInFresh(ctx, a, execFlags{}, w, argv); err != nil {
+	if err := execInFresh(ctx, a, "", execFlags{}, w, argv); err != nil {
 		if e, ok := errors.AsType[*exitError](err); ok && e.status == exitNoProgram {
 			return newFailure(exitFailed, nil, "the image "+image+" has no npm", "Name one that has it, such as --image node:24, or install npm on this machine.")
 		}

@@ -93,11 +93,8 @@ func ownFlagErrors(cmd *cobra.Command) *cobra.Command {
 func (f *execFlags) connect(a *app, c runner.UserCommand, begin func(), cancel context.CancelCauseFunc) runner.UserCommand {
 	c.Stdout, c.Stderr = &cancellingWriter{to: a.stdout, begin: begin, cancel: cancel}, &cancellingWriter{to: a.stderr, begin: begin, cancel: cancel}
 	c.Timeout = cmp.Or(f.Timeout, c.Timeout)
-	if c.Stdin != nil { // a file of the agent's
-		return c
-	}
 	c.Dir = f.Dir
-	if f.Stdin {
+	if f.Stdin && c.Stdin == nil {
 		c.Stdin = beginningReader{a.stdin, begin}
 	}
 	return c

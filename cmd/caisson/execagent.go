@@ -28,17 +28,11 @@ type agentRun struct {
 	models  map[string]config.SelectedModel
 }
 
-// findAgent returns an agent that can run in a session, with the keys of its models. It
-// adds its program and caches to the session's.
+// findAgent returns an agent that can run in a session, with the keys of its models.
 func (s *sessionBuilder) findAgent(ctx context.Context, name string) (*agentRun, error) {
-	agent, err := agents.New(&s.conf, name)
+	r, err := s.findProgram(name)
 	if err != nil {
 		return nil, err
-	}
-	r := &agentRun{Agent: agent}
-	finder := s.agentFinder(s.workspace.Path)
-	if r.program, err = finder.Find(agent); err != nil {
-		return nil, missingAgent(err)
 	}
 	if r.models, err = s.conf.SelectAgentModels(name, s.environ); err != nil {
 		return nil, noModel(err)
@@ -53,6 +47,20 @@ func (s *sessionBuilder) findAgent(ctx context.Context, name string) (*agentRun,
 			return nil, noKey(m)
 		}
 		r.models[asked] = m
+	}
+	return r, nil
+}
+
+// findProgram returns an agent without its models. It adds its program and caches to the
+// session's.
+func (s *sessionBuilder) findProgram(name string) (*agentRun, error) {
+	agent, err := agents.New(&s.conf, name)
+	if err != nil {
+		return nil, err
+	}
+	r := &agentRun{Agent: agent}
+	if r.program, err = s.agentFinder(s.workspace.Path).Find(agent); err != nil {
+		return nil, missingAgent(err)
 	}
 	if r.program.Mount != nil {
 		s.moreMounts = append(s.moreMounts, *r.program.Mount)
@@ -167,7 +175,8 @@ func (r *agentRun) commands(o *runner.Options, instruction string) ([]runner.Use
 	if r.Timeout != nil {
 		limit = time.Duration(*r.Timeout)
 	}
-	return append(list, runner.UserCommand{Argv: launch.Argv, Env: launch.Env, Timeout: limit}), nil
+	// Codex adds its standard input to the instruction, so it is never the user's.
+	return append(list, runner.UserCommand{Argv: launch.Argv, Env: launch.Env, Stdin: strings.NewReader(launch.Stdin), Timeout: limit}), nil
 }
 
 // missingAgent adds the exit status to an error for an agent that can't be used.

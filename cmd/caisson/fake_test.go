@@ -124,8 +124,16 @@ func (f *fakeBackend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sa
 		return nil, err
 	}
 	s.writer = workspace.NewWriter(s.dir, workspace.WriterOptions{HostPath: spec.Workspace.Path, ContainerPath: sandbox.WorkspaceDir})
+	if f.network == "proxy" {
+		return proxiedSandbox{s}, nil
+	}
 	return s, nil
 }
+
+// proxiedSandbox seems to have a proxy, which nothing uses.
+type proxiedSandbox struct{ *fakeSandbox }
+
+func (proxiedSandbox) Serve(sandbox.EgressHandler) {}
 
 type fakeSandbox struct {
 	backend *fakeBackend
@@ -274,7 +282,8 @@ func (s *fakeSandbox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.P
 }
 
 // fakeReach returns the network that a command finds: nothing, an interface of the
-// engine ("bridge"), everything ("open"), or no answer ("silent").
+// engine ("bridge"), everything ("open"), a proxy that refuses ("proxy"), or no answer
+// ("silent").
 func fakeReach(network string, targets []string) wire.Reach {
 	r := wire.Reach{Interfaces: []string{"lo"}, Results: map[string]string{}}
 	if network == "bridge" {
@@ -285,6 +294,13 @@ func fakeReach(network string, targets []string) wire.Reach {
 		case "open":
 			r.Results[t] = "ok"
 		case "silent":
+		case "proxy":
+			r.Results[t] = "ENETUNREACH"
+			if strings.HasPrefix(t, wire.ByProxy) {
+				r.Results[t] = "403"
+			} else if strings.HasPrefix(t, wire.ByName) {
+				r.Results[t] = wire.NameUnknown
+			}
 		default:
 			r.Results[t] = "ENETUNREACH"
 		}

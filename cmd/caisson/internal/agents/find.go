@@ -155,7 +155,7 @@ func (f *Finder) findPackage(a Agent, file string, whole bool) (Program, error) 
 	if err != nil {
 		return Program{}, err
 	}
-	name, _ := splitPackage(*a.NPM)
+	name := packageName(*a.NPM)
 	dir, ok := packageDir(file, name)
 	if !ok {
 		return standalone(a.Name, file)
@@ -186,7 +186,7 @@ func nodePackage(arch string) string { return "node-linux-" + arch }
 // Packages returns what npm must install for an agent that has NPM: its package, and
 // Node.js unless it is known to need none.
 func (a *Agent) Packages() []string {
-	if name, _ := splitPackage(*a.NPM); natives[name] != "" {
+	if natives[packageName(*a.NPM)] != "" {
 		return []string{*a.NPM}
 	}
 	arch := runtime.GOARCH
@@ -252,11 +252,8 @@ func standalone(name, file string) (Program, error) {
 	return p, nil
 }
 
-// splitPackage splits package@version.
-func splitPackage(spec string) (name, version string) {
-	i := strings.LastIndex(spec, "@")
-	return spec[:i], spec[i+1:]
-}
+// packageName returns the package of package@version.
+func packageName(spec string) string { return spec[:strings.LastIndex(spec, "@")] }
 
 // packageDir returns the directory of the npm package that a file belongs to, if the
 // package has the name.

@@ -153,7 +153,7 @@ func runAgent(t *testing.T, name, bin, dir string, r Run) string {
 	defer cancel()
 	cmd := exec.CommandContext(ctx, l.Argv[0], l.Argv[1:]...)
 	cmd.Dir, cmd.Stdin = dir, strings.NewReader(l.Stdin)
-	cmd.Env = append([]string{"HOME=" + r.Home, "PATH=" + os.Getenv("PATH"), "TMPDIR=" + t.TempDir(), "IS_SANDBOX=1"}, l.Env...) // which sandboxes have
+	cmd.Env = append([]string{"HOME=" + r.Home, "PATH=" + os.Getenv("PATH"), "TMPDIR=" + t.TempDir(), "IS_SANDBOX=1"}, l.Env...)
 	if name != "qwen" { // which ignores NO_PROXY
 		cmd.Env = append(cmd.Env, "HTTPS_PROXY=http://127.0.0.1:1", "NO_PROXY=localhost,127.0.0.1") // as in a sandbox, no other host answers
 	}

@@ -1,0 +1,219 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/agents"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/bridge/mockmodel"
+)
+
+type checkedAgent struct {
+	Name    string `json:"name"`
+	Version string `json:"version,omitempty"`
+	// Works is set if the agent showed the mock's answer and ended with status 0.
+	Works bool `json:"works"`
+	// Problem says why not. Output is the end of the agent's output then.
+	Problem string  `json:"problem,omitempty"`
+	Output  string  `json:"output,omitempty"`
+	Seconds float64 `json:"seconds,omitempty"`
+}
+
+func newAgentsCheckCommand(a *app) *cobra.Command {
+	var f struct {
+		profileFlag
+		JSON     bool        `flag:"json" doc:"write a JSON array"`
+		Settings config.File `groups:"image,backend,isolation"`
+	}
+	return newCommand(&cobra.Command{
+		Use: "check [flags] [NAME...]", Short: "Run agents in a sandbox, with a mock for their model",
+		Long: `Run agents in a sandbox, as caisson exec --agent does but in an empty workspace and with a mock for their
+model, which answers with a random word. An agent works if it shows that word and ends with status 0. No
+key is needed, and no model is asked. Without names, the installed agents are checked.
+`,
+		Example: "  caisson agents check\n  caisson agents check claude --image node:24",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			list, err := checkAgents(cmd.Context(), a, workspaceFlags{profileFlag: f.profileFlag, Settings: f.Settings}, args)
+			if err != nil {
+				return err
+			}
+			err = showTable(a, f.JSON, list, table[checkedAgent]{
+				titles: []string{"AGENT", "VERSION", "RESULT"},
+				cells: func(one checkedAgent) []string {
+					result := fmt.Sprintf("works, %.1f s", one.Seconds)
+					if !one.Works {
+						result = one.Problem
+						if one.Output != "" {
+							result += ": " + one.Output
+						}
+					}
+					return []string{one.Name, cmp.Or(one.Version, "-"), result}
+				},
+				none: "No agent is installed. caisson agents install NAME installs one.",
+			})
+			for _, one := range list {
+				if err == nil && !one.Works {
+					err = exitWith(exitFailed)
+				}
+			}
+			return err
+		},
+	}, &f, usesConfig|startsSandbox|interruptible, statuses{exitFailed: "an agent does not work"})
+}
+
+// checkAgents checks the agents with the given names, or the installed ones.
+func checkAgents(ctx context.Context, a *app, f workspaceFlags, names []string) ([]checkedAgent, error) {
+	s, err := loadSettings(a, f.Settings, f.Profile)
+	if err != nil {
+		return nil, err
+	}
+	installed := len(names) == 0
+	if installed {
+		names = s.conf.AgentNames()
+	}
+	finder := s.agentFinder(resolvePath("."))
+	var list []checkedAgent
+	for _, name := range names {
+		agent, err := agents.New(&s.conf, name)
+		if err != nil {
+			return nil, err
+		}
+		program, err := finder.Find(agent)
+		switch {
+		case installed && errors.Is(err, agents.ErrNotInstalled):
+			continue
+		case err != nil:
+			list = append(list, checkedAgent{Name: name, Problem: "missing: " + missingProgram(agent, err)})
+			continue
+		}
+		one := checkedAgent{Name: name, Version: program.Version}
+		if err := tryAgent(ctx, a, f, &one); err != nil {
+			return nil, err
+		}
+		list = append(list, one)
+	}
+	return list, nil
+}
+
+// tryAgent runs an agent with a mock for its model. An error is about the sandbox.
+func tryAgent(ctx context.Context, a *app, f workspaceFlags, one *checkedAgent) error {
+	word := rand.Text()
+	base, stop, err := serveMock(ctx, &mockmodel.Model{Steps: []mockmodel.Step{{Text: word}}})
+	if err != nil {
+		return err
+	}
+	defer stop()
+	dir, err := os.MkdirTemp("", "caisson-agent-")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	f.Workspace = dir
+	s, err := openSessionBuilder(a, f)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	s.orders = true
+	u := newInterface(a, false)
+	ctx, force, _, stopSignals := a.handleInterrupts(ctx, u.printNotice)
+	defer stopSignals()
+	defer u.close(ctx)
+	r, err := s.findProgram(one.Name)
+	if err != nil {
+		return err
+	}
+	r.models = map[string]config.SelectedModel{config.AnyModel: {
+		Profile: "mock", Provider: "openai", Price: &limits.Price{}, ModelOptions: loop.ModelOptions{Model: "mock-model", BaseURL: base},
+	}}
+	o, err := s.modelessOptions(ctx, "caisson agents check "+one.Name, u)
+	if err != nil {
+		return err
+	}
+	if o.Bridge, err = r.bridge(); err != nil {
+		return err
+	}
+	commands, err := r.commands(&o, "Say hello. Use no tool.")
+	if err != nil {
+		return err
+	}
+	session, err := s.openObserved(ctx, u, force, o)
+	if err != nil {
+		return cmp.Or(interruption(ctx), err)
+	}
+	began := time.Now()
+	var output lastOutput
+	var result runner.UserResult
+	for _, c := range commands {
+		c.Stdout, c.Stderr = &output, &output
+		if result, err = session.Exec(ctx, c); err != nil || !result.Status.Success() {
+			break
+		}
+	}
+	one.Seconds = time.Since(began).Seconds()
+	u.showEnd(ctx, session.Close())
+	if err != nil || ctx.Err() != nil {
+		return cmp.Or(interruption(ctx), err, context.Cause(ctx))
+	}
+	one.judge(result, output, word)
+	return nil
+}
+
+// judge sets the result of a run.
+func (c *checkedAgent) judge(result runner.UserResult, output lastOutput, word string) {
+	switch status := result.Status; {
+	case status.Cause() != "":
+		c.Problem = "it was ended: " + status.Cause()
+	case status.Signal != 0:
+		c.Problem = fmt.Sprintf("it ended by signal %d", status.Signal)
+	case status.Code == exitNoProgram:
+		c.Problem = "the image lacks a program that it needs"
+	case status.Code != 0:
+		c.Problem = fmt.Sprintf("it ended with exit status %d", status.Code)
+	case !strings.Contains(string(output), word):
+		c.Problem = "it did not show the mock's answer"
+	default:
+		c.Works = true
+		return
+	}
+	c.Output = strings.TrimSpace(string(output))
+}
+
+// lastOutput keeps the end of an output.
+type lastOutput []byte
+
+// maxLastOutput bounds a lastOutput.
+const maxLastOutput = 4 << 10
+
+func (l *lastOutput) Write(p []byte) (int, error) {
+	*l = append(*l, p...)
+	if over := len(*l) - maxLastOutput; over > 0 {
+		*l = append((*l)[:0], (*l)[over:]...)
+	}
+	return len(p), nil
+}
+
+// serveMock serves a mock on a loopback address, whose base URL it returns, until stop.
+func serveMock(ctx context.Context, m *mockmodel.Model) (base string, stop func(), err error) {
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", nil, err
+	}
+	server := &http.Server{Handler: m, ReadHeaderTimeout: time.Minute}
+	go func() { _ = server.Serve(listener) }() // it ends with an error
+	return "http://" + listener.Addr().String(), func() { _ = server.Close() }, nil
+}
