@@ -31,8 +31,7 @@ type modelBridge struct {
 	mu     sync.Mutex
 	totals record.BridgeTotals
 	used   limits.Usage
-	// reached is the limit that a request has reached, or nil.
-	reached *limits.ExceededError
+	state  BridgeState
 	// over ends with that limit, a while after it was reached.
 	over context.Context //nolint:containedctx // commands end with it, whenever they began
 	end  context.CancelCauseFunc
@@ -108,11 +107,14 @@ func (b *modelBridge) count(c bridge.Call) int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.totals.Calls++
-	switch {
-	case c.Class == bridge.ClassRefused:
-		b.totals.Refused++
-	case c.Class != "":
+	switch c.Class {
+	case "":
+		b.totals.Answered++
+	case bridge.ClassProvider, bridge.ClassTooSlow:
 		b.totals.Failed++
+		b.state.LastStatus, b.state.LastFailure = c.Status, c.Message
+	case bridge.ClassRefused:
+		b.totals.Refused++
 	}
 	switch {
 	case c.Usage == (limits.Usage{}): // nothing was asked, or nothing is charged
@@ -121,8 +123,8 @@ func (b *modelBridge) count(c bridge.Call) int64 {
 	default:
 		b.used = b.used.Plus(c.Usage)
 	}
-	if c.Limit != nil && b.reached == nil {
-		b.reached = c.Limit
+	if c.Limit != nil && b.state.Limit == nil {
+		b.state.Limit = c.Limit
 		b.ending = time.AfterFunc(limitGrace, func() { b.end(fmt.Errorf("a limit of the session was reached: %w", c.Limit)) })
 	}
 	return b.totals.Calls
@@ -144,10 +146,35 @@ func (b *modelBridge) outcome() (loop.Outcome, bool) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.reached == nil {
+	limit := b.state.Limit
+	if limit == nil {
 		return loop.Outcome{}, false
 	}
-	return loop.Outcome{Reason: loop.StopLimit, Limit: b.reached, Truncated: true, Err: b.reached}, true
+	return loop.Outcome{Reason: loop.StopLimit, Limit: limit, Truncated: true, Err: limit}, true
+}
+
+// BridgeState tells how the requests of a session's programs to models have ended so far.
+type BridgeState struct {
+	record.BridgeTotals
+	// Limit is the limit that a request has reached, or nil.
+	Limit *limits.ExceededError
+	// LastStatus and LastFailure are the HTTP status, 0 for none, and the description of
+	// the provider's last failure.
+	LastStatus  int
+	LastFailure string
+}
+
+// BridgeState returns the current state of the session's bridge. It is empty if there is
+// none.
+func (s *Session) BridgeState() BridgeState {
+	if s.bridge == nil {
+		return BridgeState{}
+	}
+	s.bridge.mu.Lock()
+	defer s.bridge.mu.Unlock()
+	out := s.bridge.state
+	out.BridgeTotals = s.bridge.totals
+	return out
 }
 
 // close returns the totals and the usage, once nothing uses the sandbox any more. They are

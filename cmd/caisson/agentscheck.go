@@ -133,10 +133,11 @@ func tryAgent(ctx context.Context, a *app, f workspaceFlags, one *checkedAgent) 
 	ctx, force, _, stopSignals := a.handleInterrupts(ctx, u.printNotice)
 	defer stopSignals()
 	defer u.close(ctx)
-	r, err := s.findProgram(one.Name)
+	r, err := s.findProgram(&s.conf, one.Name, s.workspace.Path)
 	if err != nil {
 		return err
 	}
+	s.addAgent(r)
 	r.models = map[string]config.SelectedModel{config.AnyModel: {
 		Profile: "mock", Provider: "openai", Price: &limits.Price{}, ModelOptions: loop.ModelOptions{Model: "mock-model", BaseURL: base},
 	}}
@@ -147,7 +148,7 @@ func tryAgent(ctx context.Context, a *app, f workspaceFlags, one *checkedAgent) 
 	if o.Bridge, err = r.bridge(); err != nil {
 		return err
 	}
-	commands, err := r.commands(&o, "Say hello. Use no tool.")
+	commands, err := r.commands("Say hello. Use no tool.", sandbox.Workspace{Target: o.Target}.MountPoint())
 	if err != nil {
 		return err
 	}

@@ -29,7 +29,7 @@ type trialFlags struct {
 
 type batchFlags struct {
 	Out      string   `flag:"out,o" default:"caisson-batch" doc:"directory of the results"`
-	Agents   []string `flag:"agent" doc:"oracle (the task's own solution) or nop (nothing) instead of a model (repeatable)"`
+	Agents   []string `flag:"agent" doc:"oracle (the task's own solution), nop (nothing), or an agent of caisson agents ls, such as claude or claude@MODEL, instead of a model (repeatable)"`
 	Attempts int      `flag:"attempts" default:"1" doc:"attempts of each agent at each task"`
 	Retries  int      `flag:"retries" default:"2" doc:"how often a trial is tried again after a failure of the infrastructure"`
 	Shard    string   `flag:"shard" doc:"run only part I of N, as I/N (default: from SLURM_ARRAY_TASK_ID or JOB_COMPLETION_INDEX with their counts)"`
@@ -99,8 +99,11 @@ var (
 // readFlags reads the flags that are not settings.
 func (f *batchFlags) readFlags(env environ) (s batch.Shard, maxCost int64, err error) {
 	for _, agent := range f.Agents {
-		if agent != batch.Oracle && agent != batch.Nop {
-			return s, 0, newUsageError("--agent %q: want oracle or nop; --model names a model", agent)
+		if agent == batch.Oracle || agent == batch.Nop {
+			continue
+		}
+		if name, _, _ := strings.Cut(agent, "@"); !utf8.ValidString(agent) || name == "" {
+			return s, 0, newUsageError("--agent %q: want oracle, nop, or an agent of caisson agents ls, such as claude or claude@MODEL", agent)
 		}
 	}
 	for _, model := range f.models.values {
@@ -147,6 +150,9 @@ func runBatch(ctx context.Context, a *app, f batchFlags, paths []string) (err er
 	}
 	b.shard = shard
 	defer func() { err = errors.Join(err, b.closeBatch()) }()
+	if err := b.checkAgents(f.Agents); err != nil {
+		return err
+	}
 	if b.agents, err = b.findAgents(f); err != nil {
 		return err
 	}
@@ -156,6 +162,21 @@ func runBatch(ctx context.Context, a *app, f batchFlags, paths []string) (err er
 		return cmp.Or(interruption(ctx), err)
 	}
 	return b.runTrials(ctx, maxCost)
+}
+
+// checkAgents refuses names that are no agents.
+func (s *settings) checkAgents(list []string) error {
+	for _, agent := range list {
+		name, _, ok := s.parseAgent(agent)
+		if agent == batch.Oracle || agent == batch.Nop || ok {
+			continue
+		}
+		if _, err := s.conf.Agent(name); err != nil {
+			return err
+		}
+		return newUsageError("--agent %q is a model's name: --model names a model", agent)
+	}
+	return nil
 }
 
 // loadTasks reads tasks. They can refer only to the named variables of this machine: a
@@ -206,6 +227,9 @@ func (b *batchSession) runTrials(ctx context.Context, maxCost int64) error {
 	spec := batch.Spec{
 		Version: programVersion(), Backend: b.choice.Chosen, Tasks: batch.NewSpecTasks(b.tasks), Agents: b.agents, Attempts: b.flags.Attempts, Shard: b.shard,
 		Settings: map[string]string{"image": *b.conf.Image},
+	}
+	if err := b.identifyPrograms(b.agents, spec.Settings); err != nil {
+		return err
 	}
 	ledger := b.ledger
 	if err := b.load(ctx, spec); err != nil {

@@ -90,9 +90,15 @@ func coordinateBatch(ctx context.Context, a *app, f *batchFlags, paths []string,
 	if backend == "" || backend == "auto" { // one for all workers
 		backend = string(oci.GVisor)
 	}
+	if err := s.checkAgents(f.Agents); err != nil {
+		return err
+	}
 	spec := batch.Spec{
 		Version: programVersion(), Backend: backend, Tasks: batch.NewSpecTasks(tasks), Agents: agents, Attempts: f.Attempts,
 		Settings: map[string]string{"image": valueOf(s.conf.Image)},
+	}
+	if err := s.identifyPrograms(agents, spec.Settings); err != nil {
+		return err
 	}
 	ledger, err := batch.LockLedger(f.Out)
 	if err != nil {
@@ -253,6 +259,15 @@ func (b *batchSession) checkRun(run fleet.Run) error {
 	for _, c := range []struct{ what, want, have string }{{"backend", run.Spec.Backend, b.choice.Chosen}, {"image", run.Spec.Settings["image"], valueOf(b.conf.Image)}} {
 		if c.want != c.have {
 			return newFailure(exitConfig, nil, fmt.Sprintf("the %s is %q here, and %q for the coordinator", c.what, c.have, c.want), fmt.Sprintf("Set --%s.", c.what))
+		}
+	}
+	own := map[string]string{"image": run.Spec.Settings["image"]}
+	if err := b.identifyPrograms(run.Spec.Agents, own); err != nil {
+		return err
+	}
+	for what, want := range run.Spec.Settings {
+		if own[what] != want {
+			return newFailure(exitConfig, nil, fmt.Sprintf("the %s is %q here, and %q for the coordinator", what, own[what], want), "Install the same version on all machines, with caisson agents install.")
 		}
 	}
 	return nil

@@ -249,7 +249,7 @@ func (s *sessionBuilder) openExec(ctx context.Context, u *userInterface, force <
 		session, err := s.openWithoutModel(ctx, u, force, tools.Elide("caisson exec "+words, maxTaskText), nil)
 		return session, []runner.UserCommand{{Argv: argv}}, err
 	}
-	r, err := s.findAgent(ctx, agent)
+	r, err := s.findAgent(ctx, &s.conf, agent, s.workspace.Path)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -257,11 +257,11 @@ func (s *sessionBuilder) openExec(ctx context.Context, u *userInterface, force <
 	if err != nil {
 		return nil, nil, err
 	}
-	commands, err := r.commands(&o, words)
+	commands, err := r.commands(words, sandbox.Workspace{Target: o.Target}.MountPoint())
 	if err != nil {
 		return nil, nil, err
 	}
-	session, err := s.openObserved(ctx, u, force, o)
+	session, err := s.openObserved(ctx, u, force, o, r.QuietHosts...)
 	return session, commands, err
 }
 
@@ -279,16 +279,26 @@ func (s *sessionBuilder) openWithoutModel(ctx context.Context, u *userInterface,
 	return s.openObserved(ctx, u, force, o)
 }
 
-// openObserved opens a session that shows only its start and warnings.
-func (s *sessionBuilder) openObserved(ctx context.Context, u *userInterface, force <-chan struct{}, o runner.Options) (*runner.Session, error) {
+// openObserved opens a session that shows only its start and warnings, but no refusals of
+// quiet hosts.
+func (s *sessionBuilder) openObserved(ctx context.Context, u *userInterface, force <-chan struct{}, o runner.Options, quiet ...string) (*runner.Session, error) {
 	u.attach(&o, force)
 	o.NoDiffs = true
 	o.Mirror = func(r record.Record, _ []byte) {
-		if r.Kind == record.KindSessionCreated || isWarning(r) {
+		if r.Kind == record.KindSessionCreated || isWarning(r) && !isRefusalOf(r, quiet) {
 			u.out.Queue(len(r.Payload), func() { u.render.RecordWarning(r) })
 		}
 	}
 	return runner.Open(ctx, o)
+}
+
+// isRefusalOf reports whether a record is a refused connection to one of the hosts.
+func isRefusalOf(r record.Record, hosts []string) bool {
+	if r.Kind != record.KindNetworkDenied {
+		return false
+	}
+	host, _, _ := strings.Cut(record.PayloadOf[record.NetworkDenied](r).Host, ":")
+	return slices.Contains(hosts, host)
 }
 
 func newSandboxExecCommand(a *app) *cobra.Command {

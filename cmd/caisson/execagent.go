@@ -28,17 +28,31 @@ type agentRun struct {
 	models  map[string]config.SelectedModel
 }
 
-// findAgent returns an agent that can run in a session, with the keys of its models.
-func (s *sessionBuilder) findAgent(ctx context.Context, name string) (*agentRun, error) {
-	r, err := s.findProgram(name)
+// findProgram returns an agent without its models. conf are its settings. Commands in the
+// sandbox can write to workspace, if it isn't "".
+func (s *settings) findProgram(conf *config.Config, name, workspace string) (*agentRun, error) {
+	agent, err := agents.New(conf, name)
 	if err != nil {
 		return nil, err
 	}
-	if r.models, err = s.conf.SelectAgentModels(name, s.environ); err != nil {
+	r := &agentRun{Agent: agent}
+	if r.program, err = s.agentFinder(workspace).Find(agent); err != nil {
+		return nil, missingAgent(err)
+	}
+	return r, nil
+}
+
+// findAgent is findProgram with the agent's models and their keys.
+func (s *settings) findAgent(ctx context.Context, conf *config.Config, name, workspace string) (*agentRun, error) {
+	r, err := s.findProgram(conf, name, workspace)
+	if err != nil {
+		return nil, err
+	}
+	if r.models, err = conf.SelectAgentModels(name, s.environ); err != nil {
 		return nil, noModel(err)
 	}
 	selected := r.selected()
-	if err := s.readKeys(ctx, selected, s.workspace.Path); err != nil {
+	if err := s.readKeys(ctx, selected, workspace); err != nil {
 		return nil, err
 	}
 	for asked, m := range r.models {
@@ -51,22 +65,12 @@ func (s *sessionBuilder) findAgent(ctx context.Context, name string) (*agentRun,
 	return r, nil
 }
 
-// findProgram returns an agent without its models. It adds its program and caches to the
-// session's.
-func (s *sessionBuilder) findProgram(name string) (*agentRun, error) {
-	agent, err := agents.New(&s.conf, name)
-	if err != nil {
-		return nil, err
+// mounts returns the directory of an agent's program, if it isn't in the image.
+func (r *agentRun) mounts() []runner.UserMount {
+	if r.program.Mount == nil {
+		return nil
 	}
-	r := &agentRun{Agent: agent}
-	if r.program, err = s.agentFinder(s.workspace.Path).Find(agent); err != nil {
-		return nil, missingAgent(err)
-	}
-	if r.program.Mount != nil {
-		s.moreMounts = append(s.moreMounts, *r.program.Mount)
-	}
-	s.conf.Caches = append(s.conf.Caches, agent.Caches...)
-	return r, nil
+	return []runner.UserMount{*r.program.Mount}
 }
 
 // selected returns the models of an agent, each once.
@@ -131,9 +135,16 @@ func bridgeProfile(m config.SelectedModel, protocol bridge.Protocol) (bridge.Pro
 	return p, nil
 }
 
+// addAgent adds an agent's program and caches to the session's.
+func (s *sessionBuilder) addAgent(r *agentRun) {
+	s.moreMounts = append(s.moreMounts, r.mounts()...)
+	s.conf.Caches = append(s.conf.Caches, r.Caches...)
+}
+
 // agentOptions makes the options of a session in which an agent runs.
 func (s *sessionBuilder) agentOptions(ctx context.Context, r *agentRun, task string, u reporter) (runner.Options, error) {
 	selected := r.selected()
+	s.addAgent(r)
 	if err := s.openDir(ctx, selected...); err != nil {
 		return runner.Options{}, err
 	}
@@ -154,11 +165,10 @@ func (s *sessionBuilder) agentOptions(ctx context.Context, r *agentRun, task str
 }
 
 // commands returns the command that writes the agent's files, if it has any, and the
-// agent's.
-func (r *agentRun) commands(o *runner.Options, instruction string) ([]runner.UserCommand, error) {
+// agent's, which follows an instruction in a directory of the sandbox.
+func (r *agentRun) commands(instruction, dir string) ([]runner.UserCommand, error) {
 	launch, err := r.Launch(r.program, agents.Run{
-		Instruction: instruction, Model: r.models[config.AnyModel].Model, BaseURL: "http://" + bridge.Host,
-		Workspace: sandbox.Workspace{Target: o.Target}.MountPoint(), Home: sandbox.HomeDir,
+		Instruction: instruction, Model: r.models[config.AnyModel].Model, BaseURL: "http://" + bridge.Host, Workspace: dir, Home: sandbox.HomeDir,
 	})
 	if err != nil {
 		return nil, newUsageError("%v", err)

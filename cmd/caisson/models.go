@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/caisson-run/caisson/cmd/caisson/internal/agents"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
@@ -278,10 +280,13 @@ func gitEnviron(env environ) []string {
 
 func (b *batchSession) newModel(ctx context.Context, agent string) (_ batch.Model, err error) {
 	conf := b.conf
-	conf.Model = &agent
 	if b.flags.maxCost != nil {
 		conf.Limits.Cost = b.flags.maxCost // it needs the price
 	}
+	if name, model, ok := b.parseAgent(agent); ok {
+		return b.newProgram(ctx, conf, name, model)
+	}
+	conf.Model = &agent
 	selected, err := conf.SelectModels(b.user)
 	if err != nil {
 		return batch.Model{}, noModel(err)
@@ -295,4 +300,64 @@ func (b *batchSession) newModel(ctx context.Context, agent string) (_ batch.Mode
 	defer ends.CloseOnError(&err)
 	profiles, counts, err := own.openModels(ctx, selected, modelSettings{stream: false, differs: func(replay.Difference) {}, logger: zap.NewNop()}, &ends)
 	return batch.Model{Profiles: profiles, Ledger: counts, Close: func() { _ = ends.Close() }}, err
+}
+
+// parseAgent splits the name of a batch's agent, such as claude or claude@MODEL. It
+// returns false for a model's name.
+func (s *settings) parseAgent(agent string) (name, model string, ok bool) {
+	name, model, _ = strings.Cut(agent, "@")
+	_, isModel := s.conf.Models[agent]
+	return name, model, !isModel && slices.Contains(s.conf.AgentNames(), name)
+}
+
+// identifyPrograms adds to the settings of a batch which programs its agents are.
+func (s *settings) identifyPrograms(list []string, to map[string]string) error {
+	finder := s.agentFinder("")
+	for _, agent := range list {
+		name, _, ok := s.parseAgent(agent)
+		if key := "agent " + name; ok && to[key] == "" {
+			a, err := agents.New(&s.conf, name)
+			if err != nil {
+				return err
+			}
+			p, err := finder.Find(a)
+			if err != nil {
+				return missingAgent(err)
+			}
+			sum, err := p.Hash()
+			if err != nil {
+				return newFailure(exitConfig, err, "the agent "+name+" can't be read: "+err.Error(), "Install it again.")
+			}
+			to[key] = strings.TrimSpace(p.Version + " " + cmp.Or(sum, "of the image"))
+		}
+	}
+	return nil
+}
+
+// newProgram makes a trial's agent that is a program, with one model for all requests
+// unless that is "".
+func (b *batchSession) newProgram(ctx context.Context, conf config.Config, name, model string) (_ batch.Model, err error) {
+	if model != "" {
+		conf.Model = &model
+	}
+	own := *b.settings
+	own.environ = b.user
+	r, err := own.findAgent(ctx, &conf, name, "")
+	if err != nil {
+		return batch.Model{}, err
+	}
+	counts, err := own.openLedger(ctx, r.selected())
+	if err != nil {
+		return batch.Model{}, err
+	}
+	p := &batch.Program{Mounts: r.mounts(), Secrets: own.knownSecrets(r.selected()...), Commands: r.commands}
+	out := batch.Model{Program: p, Ledger: counts, Close: func() {
+		if counts != nil {
+			_ = counts.Close() // the next one removes what stays
+		}
+	}}
+	if p.Bridge, err = r.bridge(); err != nil {
+		out.Close()
+	}
+	return out, err
 }

@@ -43,6 +43,7 @@ func (r *trialRun) openAgent(ctx context.Context, began time.Time) error {
 	if err != nil {
 		return &infraError{Provider, err}
 	}
+	var mountErr error
 	s, o, err := r.openSession(ctx, r.place, definition.Environment, definition.Steps[0].Agent.Network, func(o *runner.Options) {
 		o.Task = definition.Steps[0].Instruction
 		o.Profiles = model.Profiles
@@ -53,7 +54,11 @@ func (r *trialRun) openAgent(ctx context.Context, began time.Time) error {
 		if r.trial.Agent == Oracle {
 			o.Resources.CommandTime = maxAgentTime
 		}
-		if len(model.Profiles) > 0 {
+		if model.Program != nil {
+			mountErr = model.Program.configure(o)
+			o.Budget = lowerBudget(o.Budget, definition.Steps[0].Agent.Budget)
+		}
+		if len(model.Profiles) > 0 || model.Program != nil {
 			if own := lowerOf(o.Budget.CostMicroUSD, o.SessionBudget.CostMicroUSD); lowerOf(own, r.budget) == own {
 				r.budget = nil
 			}
@@ -61,15 +66,21 @@ func (r *trialRun) openAgent(ctx context.Context, began time.Time) error {
 			o.SessionBudget = lowerBudget(o.SessionBudget, limits.Budget{CostMicroUSD: o.Budget.CostMicroUSD})
 		}
 	})
-	if err != nil {
+	if err = errors.Join(err, mountErr); err != nil {
+		if s != nil {
+			s.Close()
+		}
 		model.Close()
 		return &infraError{classOf(err), err}
 	}
 	r.session = s
 	r.agent = o
 	r.model = model
-	if len(o.Profiles) > 0 {
+	switch {
+	case len(o.Profiles) > 0:
 		r.result.Model = o.Profiles[0].Model.Info().String()
+	case o.Bridge != nil:
+		r.result.Model = o.Bridge.Profiles[0].Model
 	}
 	r.result.Sessions = append(r.result.Sessions, o.Dir.Session)
 	if r.place.root {
@@ -103,6 +114,7 @@ func (r *trialRun) closeAgent() error {
 	to := filepath.Join(r.dir, SessionDir)
 	report, err := closeSession(r.session, r.agent, to, r.acted, StateUnreadable)
 	r.session = nil
+	err = errors.Join(err, runner.CloseMounts(r.agent.Mounts))
 	r.model.Close()
 	if r.result.Model != "" {
 		r.result.setUsage(report.Usage)
@@ -206,6 +218,9 @@ func (r *trialRun) runAgent(ctx context.Context, step *task.Step, result *StepRe
 		return nil
 	case Oracle:
 		return r.runSolution(ctx, step, result, dir)
+	}
+	if r.model.Program != nil {
+		return r.runProgram(ctx, step, result, dir)
 	}
 	return r.runModel(ctx, step, result)
 }

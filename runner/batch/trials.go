@@ -75,9 +75,12 @@ type TrialOptions struct {
 	NewModel func(ctx context.Context, agent string) (Model, error)
 }
 
-// Model is the model for one trial.
+// Model is the model for one trial, or another agent with its models.
 type Model struct {
 	Profiles []loop.Profile
+	// Program is an agent that runs in the sandbox, instead of Caisson's own with
+	// Profiles; nil for none.
+	Program *Program
 	// Ledger has daily and monthly ceilings; it may be nil.
 	Ledger *ledger.Ledger
 	// Close closes both after the trial.

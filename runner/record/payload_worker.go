@@ -80,7 +80,9 @@ type BridgeBodies struct {
 
 // BridgeTotals sums up the session's [BridgeModelCall]s.
 type BridgeTotals struct {
-	Calls  int64 `json:"calls"`
+	Calls    int64 `json:"calls"`
+	Answered int64 `json:"answered"`
+	// Failed counts requests that the provider refused, or did not answer in full.
 	Failed int64 `json:"failed,omitempty"`
 	// Refused counts requests that were not sent: of other endpoints or models, or over
 	// a limit.
