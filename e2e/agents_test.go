@@ -1,0 +1,282 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/bridge/mockmodel"
+)
+
+const modelKey = "sk-0123456789-the-model's-key"
+
+// provideModel makes the machine's configuration have the agents' models, all of which are
+// model, and an agent mine that runs a shell script. It returns the server's address.
+func (m *machine) provideModel(t *testing.T, model *mockmodel.Model, script string) string {
+	t.Helper()
+	server := httptest.NewServer(model)
+	t.Cleanup(server.Close)
+	var b strings.Builder
+	b.WriteString("models:\n")
+	for name, kind := range map[string]string{
+		"anthropic": "provider: anthropic, base_url: URL", "gemini": "provider: gemini, base_url: URL",
+		"responses": "provider: openai, api: responses, base_url: URL/v1", "chat": "provider: openai, api: chat, base_url: URL/v1",
+	} {
+		fmt.Fprintf(&b, "  %s: {model: model-1, api_key_env: MODEL_KEY, price: {input: 3, output: 15}, %s}\n", name, strings.ReplaceAll(kind, "URL", server.URL))
+	}
+	fmt.Fprintf(&b, "agents:\n  mine:\n    image: true\n    protocol: anthropic\n    models: {\"*\": anthropic, small: anthropic}\n    command: [bash, -c, %s, sh, \"{{instruction}}\"]\n    env: {URL: \"{{base_url}}\"}\n    files: {.mine: \"{{model}} {{home}}\"}\n", mustJSON(t, script))
+	dir := filepath.Join(m.home, ".config", "caisson")
+	if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(b.String()), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	m.env = append(m.env, "MODEL_KEY="+modelKey)
+	return server.URL
+}
+
+// askModel is a function for scripts: it posts its second argument to a path of the bridge.
+const askModel = `ask() { curl -sS -m 20 -H 'x-api-key: caisson-bridge' -H 'anthropic-version: 2023-06-01' -H 'content-type: application/json' "$URL$1" -d "$2"; echo; }
+`
+
+// TestAgent runs an agent that asks its model. It has the answer and never the key; requests
+// that the bridge refuses don't arrive. The control gives a command the key.
+func TestAgent(t *testing.T) {
+	onBackendsAtOnce(t, func(t *testing.T, backend string) {
+		m := newMachine(t)
+		model := &mockmodel.Model{Steps: []mockmodel.Step{{Text: "the answer has sk-0123456789-the-model's-key in it"}}}
+		origin := m.provideModel(t, model, askModel+`
+ask /v1/messages '{"model":"small","max_tokens":50,"tools":[{"name":"mine","input_schema":{}},{"type":"web_search_20250305","name":"web_search"}],"messages":[{"role":"user","content":"'"$1"'"}]}'
+for path in /v1/files /v1/messages/batches /v1/organizations /v1//messages /v1/models/../files /v1beta/cachedContents; do ask $path '{}'; done
+ask /v1/messages '{"model":"x","mcp_servers":[{"type":"url","url":"https://example.com"}],"max_tokens":5,"messages":[]}'
+curl -sS -m 5 --noproxy '*' `+"`echo $URL | sed s/http:/https:/`"+`/v1/messages -d {} 2>&1; curl -sS -m 5 --noproxy '*' http://model.caisson.internal:8080/ 2>&1; curl -sS -m 5 ORIGIN/v1/messages -d {} 2>&1
+cat ~/.mine; env; cat /proc/*/environ | tr '\0' '\n'
+`)
+		out := m.run(t, "exec", "--workspace", m.workspace, "--backend", backend, "-e", "ORIGIN="+origin, "--agent", "mine", "--", "say it")
+		all := out.stdout + out.stderr
+		if out.status != 0 || !strings.Contains(all, "the answer has") || !strings.Contains(all, "model-1 /home/agent") || strings.Contains(all, modelKey) {
+			t.Errorf("status %d:\n%s", out.status, all)
+		}
+		got := model.Requests()
+		if len(got) == 0 || got[0].Path != "/v1/messages" || got[0].Header.Get("X-Api-Key") != modelKey || !strings.Contains(string(got[0].Body), `"content":"say it"`) {
+			t.Fatalf("the model got %d requests: %+v", len(got), got)
+		}
+		if body := string(got[0].Body); strings.Contains(body, "web_search") || !strings.Contains(body, `"name":"mine"`) || !strings.Contains(body, `"model":"model-1"`) {
+			t.Errorf("the model got %s", body)
+		}
+		for _, r := range got[1:] {
+			if r.Path != "/v1/messages" || strings.Contains(string(r.Body), "mcp_servers") {
+				t.Errorf("%s %s arrived with %s", r.Method, r.Path, r.Body)
+			}
+		}
+		m.wantNoText(t, modelKey)
+		control := m.run(t, "exec", "--workspace", m.workspace, "--backend", backend, "-e", "MODEL_KEY", "--", "env")
+		if !strings.Contains(control.stdout, modelKey) {
+			t.Errorf("control: %s%s", control.stdout, control.stderr)
+		}
+		// Other sandboxes have no bridge.
+		other := m.run(t, "exec", "--workspace", m.workspace, "--backend", backend, "--", "curl", "-sS", "-m", "5", "http://model.caisson.internal/v1/models")
+		if other.status == 0 {
+			t.Errorf("a command reaches the bridge: %s", other.stdout)
+		}
+	})
+}
+
+// wantNoText fails the test if a file below the machine's home has a text. Sessions that
+// were given it on purpose come later.
+func (m *machine) wantNoText(t *testing.T, text string) {
+	t.Helper()
+	err := filepath.WalkDir(m.home, func(path string, e os.DirEntry, err error) error {
+		if err != nil || !e.Type().IsRegular() {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		if strings.Contains(string(data), text) {
+			t.Errorf("%s has %q", path, text)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// TestAgentBudget has an agent whose model's answer never ends. The session ends it, at the
+// limit and with its name, even if the agent goes on. The control has no limit.
+func TestAgentBudget(t *testing.T) {
+	backend := anyBackend(t)
+	for name, c := range map[string]struct {
+		script string
+		args   []string
+		status int
+		want   string
+		most   struct{ tokens, cost int64 } // with 5 % more than the limit
+	}{
+		"tokens":   {`ask /v1/messages "$BODY"`, []string{"--max-tokens", "20000"}, 53, "20000 tokens", struct{ tokens, cost int64 }{tokens: 21_000}},
+		"cost":     {`ask /v1/messages "$BODY"`, []string{"--max-cost-usd", "0.2"}, 53, "0.2", struct{ tokens, cost int64 }{cost: 210_000}},
+		"goes on":  {`while :; do ask /v1/messages "$BODY"; sleep 0.2; done`, []string{"--max-tokens", "20000"}, 53, "20000 tokens", struct{ tokens, cost int64 }{tokens: 21_000}},
+		"no limit": {`timeout 3 curl -sS "$URL/v1/messages" -d "$BODY" >/dev/null; exit 9`, nil, 9, "", struct{ tokens, cost int64 }{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMachine(t)
+			m.provideModel(t, &mockmodel.Model{Steps: []mockmodel.Step{{Text: "words without end, ", Endless: true, Pause: time.Millisecond}}},
+				askModel+`BODY='{"model":"m","stream":true,"max_tokens":1000000,"messages":[{"role":"user","content":"go"}]}'
+`+c.script)
+			began := time.Now()
+			out := m.run(t, append(append([]string{"exec", "--workspace", m.workspace, "--backend", backend}, c.args...), "--agent", "mine", "--", "go")...)
+			if out.status != c.status || !strings.Contains(out.stderr, c.want) {
+				t.Errorf("status %d, want %d with %q, after %s:\n%s", out.status, c.status, c.want, time.Since(began), out.stderr)
+			}
+			used := m.bridgedUsage(t)
+			if most := c.most; c.status == 53 && (used.Tokens() == 0 || most.tokens > 0 && used.Tokens() > most.tokens || most.cost > 0 && *used.CostMicroUSD > most.cost) {
+				t.Errorf("the session used %d tokens and %d millionths of a dollar", used.Tokens(), *used.CostMicroUSD)
+			}
+		})
+	}
+}
+
+// bridgedUsage returns the usage in the last record of the machine's only session.
+func (m *machine) bridgedUsage(t *testing.T) limits.Usage {
+	t.Helper()
+	traces, err := filepath.Glob(filepath.Join(m.home, ".local/state/caisson/sessions/*/trace.jsonl"))
+	if err != nil || len(traces) != 1 {
+		t.Fatalf("%v, %v", traces, err)
+	}
+	text, err := os.ReadFile(traces[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	var last struct {
+		Payload struct {
+			Usage limits.Usage `json:"usage"`
+		} `json:"payload"`
+	}
+	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &last); err != nil {
+		t.Fatal(err)
+	}
+	return last.Payload.Usage
+}
+
+// TestAgentBatch runs trials of two agents of the same name with different models, and of
+// nothing, and of an agent whose provider never answers.
+func TestAgentBatch(t *testing.T) {
+	backend := anyBackend(t)
+	m := newMachine(t)
+	m.provideModel(t, &mockmodel.Model{Steps: []mockmodel.Step{{Text: "made"}}}, askModel+`
+ask /v1/messages '{"model":"m","max_tokens":50,"messages":[{"role":"user","content":"go"}]}' >answer; grep -q '"text":"made"' answer && echo made >made`)
+	m.write(t, "given/file", "given")
+	m.write(t, "tasks.jsonl", `{"id":"make","prompt":"make it","workspace":"given","verify":"test \"$(cat made)\" = made && ! curl -sS -m 5 http://model.caisson.internal/v1/models"}`+"\n")
+	out := m.run(t, "batch", "--backend", backend, "--out", m.batchDir("out"), "--agent", "mine", "--agent", "mine@anthropic", "--agent", "nop", filepath.Join(m.workspace, "tasks.jsonl"))
+	outcomes, _ := m.results(t, "out")
+	if outcomes["make mine 1"] != "passed" || outcomes["make mine@anthropic 1"] != "passed" || outcomes["make nop 1"] != "failed" {
+		t.Errorf("%v:\n%s", outcomes, out.stderr)
+	}
+	spec, err := os.ReadFile(filepath.Join(m.batchDir("out"), "batch.json"))
+	if err != nil || !strings.Contains(string(spec), `"agent mine": "of the image"`) {
+		t.Errorf("batch.json: %s, %v", spec, err)
+	}
+}
+
+// agentPrograms installs the pinned agents, or takes those in the directory that
+// AGENT_PROGRAMS names. It returns the directory of their programs.
+func agentPrograms(t *testing.T) string {
+	t.Helper()
+	if dir := os.Getenv("AGENT_PROGRAMS"); dir != "" {
+		return filepath.Join(dir, "node_modules", ".bin")
+	}
+	for _, program := range []string{"npm", "git"} {
+		if _, err := exec.LookPath(program); err != nil {
+			t.Skip("needs " + program)
+		}
+	}
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(filepath.Join("testdata", "agents"))); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 10*time.Minute, errors.New("npm takes too long"))
+	defer cancel()
+	// The packages' scripts only choose and copy a program, which Caisson does too.
+	install := exec.CommandContext(ctx, "npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=0")
+	install.Dir = dir
+	if out, err := install.CombinedOutput(); err != nil {
+		t.Skipf("needs the npm registry: %v\n%s", err, out)
+	}
+	return filepath.Join(dir, "node_modules", ".bin")
+}
+
+// TestRealAgents has each built-in agent write a file, run a command and answer, without a
+// network. What the command prints has no key.
+func TestRealAgents(t *testing.T) {
+	bin := agentPrograms(t)
+	type call struct{ tool, args string }
+	onEachBackend(t, func(t *testing.T, backend string) {
+		for name, c := range map[string]struct {
+			model string
+			calls [2]call
+		}{
+			"claude":   {"anthropic", [2]call{{"Write", `{"file_path":"/workspace/made","content":"made"}`}, {"Bash", `{"command":"env; cat /proc/*/environ; echo ran >ran","description":"run"}`}}},
+			"codex":    {"responses", [2]call{{"exec_command", `{"cmd":"printf made >made"}`}, {"exec_command", `{"cmd":"env; cat /proc/*/environ; echo ran >ran"}`}}},
+			"gemini":   {"gemini", [2]call{{"write_file", `{"file_path":"/workspace/made","content":"made"}`}, {"run_shell_command", `{"command":"env; cat /proc/*/environ; echo ran >ran"}`}}},
+			"opencode": {"chat", [2]call{{"write", `{"filePath":"/workspace/made","content":"made"}`}, {"bash", `{"command":"env; cat /proc/*/environ; echo ran >ran","description":"run"}`}}},
+			"qwen":     {"chat", [2]call{{"write_file", `{"file_path":"/workspace/made","content":"made"}`}, {"run_shell_command", `{"command":"env; cat /proc/*/environ; echo ran >ran","is_background":false}`}}},
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel() // they wait for themselves
+				m := newMachine(t)
+				m.env[0] = "PATH=" + bin + ":" + hostPath
+				model := &mockmodel.Model{Side: &mockmodel.Step{Text: "Title"}}
+				for _, one := range c.calls {
+					model.Steps = append(model.Steps, mockmodel.Step{Calls: []mockmodel.Call{{Name: one.tool, Arguments: one.args}}})
+				}
+				model.Steps = append(model.Steps, mockmodel.Step{Text: "PLUMAGE"})
+				m.provideModel(t, model, "")
+				// Nothing of it may be an option, a placeholder or the shell's.
+				const instruction = `--version of "it" {{model}} $(touch pwned) 'x'`
+				out := m.run(t, "exec", "--workspace", m.workspace, "--backend", backend, "--model", c.model, "--agent", name, "--", instruction)
+				if out.status != 0 || !strings.Contains(out.stdout, "PLUMAGE") || strings.Contains(out.stderr, "refused") {
+					t.Errorf("status %d:\n%s\n%s", out.status, out.stdout, out.stderr)
+				}
+				for file, want := range map[string]string{"made": "made", "ran": "ran"} {
+					if got, err := os.ReadFile(filepath.Join(m.workspace, file)); err != nil || strings.TrimSpace(string(got)) != want {
+						t.Errorf("%s: %q, %v", file, got, err)
+					}
+				}
+				if _, err := os.Stat(filepath.Join(m.workspace, "pwned")); err == nil {
+					t.Error("a shell got the instruction")
+				}
+				checkAgentRequests(t, model.Requests(), instruction)
+				m.wantNoText(t, modelKey)
+			})
+		}
+	})
+}
+
+// checkAgentRequests checks that a model was asked with the instruction and the key, and
+// that no agent showed the key to it.
+func checkAgentRequests(t *testing.T, requests []mockmodel.Request, instruction string) {
+	t.Helper()
+	quoted, told := mustJSON(t, instruction), 0
+	for _, r := range requests {
+		if strings.Contains(string(r.Body), quoted[1:len(quoted)-1]) {
+			told++
+		}
+		if strings.Contains(string(r.Body), modelKey) {
+			t.Errorf("%s has the key in its body", r.Path)
+		}
+		if key := r.Header.Get("Authorization") + r.Header.Get("X-Api-Key") + r.Header.Get("X-Goog-Api-Key"); !strings.HasSuffix(key, modelKey) {
+			t.Errorf("%s %s has the key %q", r.Method, r.Path, key)
+		}
+	}
+	if told < 3 {
+		t.Errorf("%d of %d requests have the instruction", told, len(requests))
+	}
+}
