@@ -261,7 +261,8 @@ func (s *sessionBuilder) openExec(ctx context.Context, u *userInterface, force <
 	if err != nil {
 		return nil, nil, err
 	}
-	session, err := s.openObserved(ctx, u, force, o, r.QuietHosts...)
+	u.observe(&o, force, r.QuietHosts...)
+	session, err := runner.Open(ctx, o)
 	return session, commands, err
 }
 
@@ -273,23 +274,22 @@ func (s *sessionBuilder) openWithoutModel(ctx context.Context, u *userInterface,
 	if err != nil {
 		return nil, err
 	}
+	u.observe(&o, force)
 	if change != nil {
 		change(&o)
 	}
-	return s.openObserved(ctx, u, force, o)
+	return runner.Open(ctx, o)
 }
 
-// openObserved opens a session that shows only its start and warnings, but no refusals of
-// quiet hosts.
-func (s *sessionBuilder) openObserved(ctx context.Context, u *userInterface, force <-chan struct{}, o runner.Options, quiet ...string) (*runner.Session, error) {
-	u.attach(&o, force)
+// observe makes a session show only its start and warnings, but no refusals of quiet hosts.
+func (u *userInterface) observe(o *runner.Options, force <-chan struct{}, quiet ...string) {
+	u.attach(o, force)
 	o.NoDiffs = true
 	o.Mirror = func(r record.Record, _ []byte) {
 		if r.Kind == record.KindSessionCreated || isWarning(r) && !isRefusalOf(r, quiet) {
 			u.out.Queue(len(r.Payload), func() { u.render.RecordWarning(r) })
 		}
 	}
-	return runner.Open(ctx, o)
 }
 
 // isRefusalOf reports whether a record is a refused connection to one of the hosts.
