@@ -20,6 +20,7 @@ import (
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/bridge/mockmodel"
+	"github.com/caisson-run/caisson/sandbox"
 )
 
 type checkedAgent struct {
@@ -152,7 +153,8 @@ func tryAgent(ctx context.Context, a *app, f workspaceFlags, one *checkedAgent) 
 	if err != nil {
 		return err
 	}
-	session, err := s.openObserved(ctx, u, force, o)
+	u.observe(&o, force)
+	session, err := runner.Open(ctx, o)
 	if err != nil {
 		return cmp.Or(interruption(ctx), err)
 	}
