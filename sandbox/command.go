@@ -48,6 +48,13 @@ type Command struct {
 	// bytes per stream; nil discards it. One goroutine per stream writes, so a
 	// blocked writer delays only its own stream.
 	Stdout, Stderr io.Writer
+	// Terminal, if not nil, gives the command a new terminal. It is the
+	// command's standard input, output and error and its controlling terminal,
+	// and belongs to its user. Its output is written to Stdout, and Stderr gets
+	// nothing. Stdin is typed, control characters such as ^C included; its end
+	// types the terminal's end-of-file character. With a nil Stdin nothing is
+	// typed, and reads wait.
+	Terminal *Terminal
 	// NotifyNumber, if not nil, is called before the command starts with the
 	// number by which [EgressConn.Command] names it. It must return at once. A
 	// number is reused after its command has ended.
@@ -69,6 +76,20 @@ type Command struct {
 	// cancellation is a *limits.ExceededError of kind disk, there is no grace
 	// period.
 	Grace time.Duration
+}
+
+// Terminal is the terminal of a command.
+type Terminal struct {
+	TerminalSize
+	// Resizes delivers later sizes, of which the last one counts. It may be nil.
+	// It is read until the command has ended or the channel is closed.
+	Resizes <-chan TerminalSize
+}
+
+// TerminalSize is a terminal's size in character cells; zero means unknown.
+type TerminalSize struct {
+	Rows    uint16 `json:"rows"`
+	Columns uint16 `json:"columns"`
 }
 
 // OutputLimits bounds the output of one command, per stream. Output beyond the

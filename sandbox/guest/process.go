@@ -92,6 +92,9 @@ func (c *Conn) startProcess(ctx context.Context, cmd sandbox.Command, p *process
 	}
 	p.watchContext(context.AfterFunc(ctx, func() { p.cancel(wire.Cancel{Kill: harmsHost(context.Cause(ctx))}) }))
 	<-p.answer
+	if cmd.Terminal != nil && cmd.Terminal.Resizes != nil {
+		go p.sendResizes(cmd.Terminal.Resizes)
+	}
 	return p.startResult()
 }
 
@@ -172,6 +175,21 @@ func (p *process) copyInput(r io.Reader) {
 		if err != nil {
 			// There is no other way to tell a program about an error.
 			p.c.send(wire.Frame{Stream: p.id, Type: wire.TypeEOF, Channel: wire.Stdin})
+			return
+		}
+	}
+}
+
+// sendResizes passes sizes on until the process has ended.
+func (p *process) sendResizes(sizes <-chan sandbox.TerminalSize) {
+	for {
+		select {
+		case size, ok := <-sizes:
+			if !ok {
+				return
+			}
+			p.c.send(wire.Frame{Stream: p.id, Type: wire.TypeResize, Payload: wire.TerminalSize(size).Encode()})
+		case <-p.done:
 			return
 		}
 	}

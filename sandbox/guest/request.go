@@ -27,6 +27,9 @@ func (o Options) newRequest(cmd sandbox.Command, number int) (wire.Exec, error) 
 		Stdin: cmd.Stdin != nil, Live: cmd.Output.Live, Tail: cmd.Output.Tail,
 		Timeout: cmd.Timeout, Grace: cmd.Grace,
 	}
+	if cmd.Terminal != nil {
+		r.Terminal = (*wire.TerminalSize)(&cmd.Terminal.TerminalSize)
+	}
 	if cmd.MaxTasks < 0 || cmd.MaxMemory < 0 {
 		return r, invalidError("a budget is negative")
 	}

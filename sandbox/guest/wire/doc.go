@@ -12,6 +12,7 @@
 //	open      1  {exec: argv, env, dir}      ─▶                                      one command
 //	                                         ◀─     started   1  {pid}
 //	data    1.0  bytes of stdin              ─▶
+//	resize    1  rows, columns               ─▶                                      if exec.terminal
 //	eof     1.0                              ─▶
 //	                                         ◀─     data    1.1  bytes of stdout
 //	                                         ◀─     data    1.2  bytes of stderr

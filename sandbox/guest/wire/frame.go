@@ -46,6 +46,7 @@ const (
 	TypeStop    Type = 11 // receiver of a channel: it reads no more, what comes is dropped
 	TypeCancel  Type = 12 // host: [Cancel], end the stream's work
 	TypeEnd     Type = 13 // server: [Exit], [Applied], [ReadResult] or [LookupAnswer], the stream's last frame; either: [RelayEnd]
+	TypeResize  Type = 14 // host: [TerminalSize.Encode], the command's terminal has another size
 )
 
 // maxPayload returns the largest payload of a type. ok is false for an unknown
@@ -60,7 +61,7 @@ func (t Type) maxPayload() (n int, ok bool) {
 		return maxSmall, true
 	case TypeData:
 		return MaxData, true
-	case TypeCredit:
+	case TypeCredit, TypeResize:
 		return 4, true
 	case TypeEOF, TypeStop:
 		return 0, true
@@ -104,7 +105,7 @@ func checkHeader(length int, stream uint32, typ Type, channel uint8) error {
 	if connection != (stream == 0) {
 		return fmt.Errorf("%w: frame type %d on stream %d", ErrProtocol, typ, stream)
 	}
-	exact := typ == TypePing || typ == TypePong || typ == TypeCredit
+	exact := typ == TypePing || typ == TypePong || typ == TypeCredit || typ == TypeResize
 	if exact && length != bound {
 		return fmt.Errorf("%w: frame type %d has %d bytes, must have %d", ErrProtocol, typ, length, bound)
 	}

@@ -30,6 +30,7 @@ func TestFrames(t *testing.T) {
 		{Stream: 1<<32 - 1, Type: TypeCredit, Payload: []byte{0, 0, 1, 0}},
 		{Stream: 7, Type: TypeEnd, Payload: bytes.Repeat([]byte{' '}, MaxControl)},
 		{Stream: 7, Type: TypeStop, Payload: []byte{}},
+		{Stream: 7, Type: TypeResize, Payload: TerminalSize{Rows: 1, Columns: 1<<16 - 1}.Encode()},
 	}
 	r := NewReader(bytes.NewReader(encode(t, frames...)))
 	for i, want := range frames {
@@ -61,6 +62,7 @@ var bad = map[string]Frame{
 	"started too long":   {Stream: 1, Type: TypeStarted, Payload: make([]byte, maxSmall+1)},
 	"short ping":         {Type: TypePing, Payload: make([]byte, 7)},
 	"long pong":          {Type: TypePong, Payload: make([]byte, 9)},
+	"short resize":       {Stream: 1, Type: TypeResize, Payload: make([]byte, 3)},
 	"short credit":       {Stream: 1, Type: TypeCredit, Payload: make([]byte, 3)},
 	"eof with payload":   {Stream: 1, Type: TypeEOF, Payload: []byte{0}},
 	"ping on a stream":   {Stream: 1, Type: TypePing, Payload: make([]byte, 8)},

@@ -11,7 +11,7 @@ import (
 
 // Version is the protocol's version. Host and guest are built together and must
 // have the same.
-const Version = 3
+const Version = 4
 
 // Channels of a stream.
 const (
@@ -51,6 +51,10 @@ type Exec struct {
 	// Stdin reports that channel 0 will be written; otherwise standard input is
 	// /dev/null.
 	Stdin bool `json:"stdin,omitempty"`
+	// Terminal makes a new terminal of this size the command's standard
+	// streams and controlling terminal. Its output is on channel 1. Input needs
+	// Stdin; the end of channel 0 types the end-of-file character.
+	Terminal *TerminalSize `json:"terminal,omitempty"`
 	// Live and Tail bound each output stream, in bytes; see
 	// sandbox.OutputLimits. Tail is at most [MaxTail].
 	Live int64 `json:"live"`
@@ -60,6 +64,22 @@ type Exec struct {
 	Grace   time.Duration `json:"grace"`
 	// Budget bounds what the command uses; nil means no bound.
 	Budget *Budget `json:"budget,omitempty"`
+}
+
+// TerminalSize is a terminal's size in character cells; zero means unknown.
+type TerminalSize struct {
+	Rows    uint16 `json:"rows"`
+	Columns uint16 `json:"columns"`
+}
+
+// Encode returns the payload of a resize frame: rows and columns, each a u16.
+func (s TerminalSize) Encode() []byte {
+	return binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(nil, s.Rows), s.Columns)
+}
+
+// TerminalSizeOf returns the size in a resize frame.
+func TerminalSizeOf(f Frame) TerminalSize {
+	return TerminalSize{Rows: binary.BigEndian.Uint16(f.Payload), Columns: binary.BigEndian.Uint16(f.Payload[2:])}
 }
 
 // MaxTail bounds Exec.Tail, so that an [Exit] with two tails fits a frame.

@@ -102,7 +102,7 @@ func (s Shimmed) Launch(r spawn.Request) (Process, error) {
 		return Process{}, errors.Join(fmt.Errorf("make pipe: %w", err), report.Close(), child.Close())
 	}
 	inner := r
-	inner.Program = s.Executable
+	inner.Program, inner.Shimmed = s.Executable, true
 	inner.Argv = append([]string{"caisson-guest", ShimWord, program}, r.Argv...)
 	inner.Extra = []uintptr{child.Fd(), childControl.Fd()}
 	var p Process
@@ -195,7 +195,7 @@ func Shim(args []string) int {
 	unix.CloseOnExec(shimReport)
 	unix.CloseOnExec(shimControl)
 	pid, err := syscall.ForkExec(args[0], args[1:], &syscall.ProcAttr{
-		Env: os.Environ(), Files: []uintptr{0, 1, 2}, Sys: &syscall.SysProcAttr{Setsid: true},
+		Env: os.Environ(), Files: []uintptr{0, 1, 2}, Sys: &syscall.SysProcAttr{Setsid: true, Setctty: isTerminal(0)},
 	})
 	if err != nil {
 		var errno syscall.Errno
@@ -206,7 +206,7 @@ func Shim(args []string) int {
 		return 0
 	}
 	_ = report.Encode(shimmed{PID: pid})
-	// The command's pipes must end with it, not with the shim.
+	// The command's streams must end with it, not with the shim.
 	for fd := range 3 {
 		_ = unix.Close(fd)
 	}
@@ -223,6 +223,13 @@ func Shim(args []string) int {
 			shimReap(pid, report)
 		}
 	}
+}
+
+// isTerminal reports whether a standard stream is a terminal: the command's, as
+// the guest gives no other.
+func isTerminal(fd int) bool {
+	_, err := unix.IoctlGetTermios(fd, unix.TCGETS)
+	return err == nil
 }
 
 // shimReap reaps all ended processes, and reports the command's own exit.

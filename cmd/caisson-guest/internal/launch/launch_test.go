@@ -21,6 +21,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/kill"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/reap"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/spawn"
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
 func TestMain(m *testing.M) {
@@ -147,6 +148,32 @@ func TestLaunch(t *testing.T) {
 	}
 	if counts[0] != counts[1] {
 		t.Errorf("a command has %s descriptors, below a shim %s", counts[0], counts[1])
+	}
+}
+
+// TestLaunchOnATerminal checks that the command has the terminal either way, and
+// that it ends with the command, not with the shim.
+func TestLaunchOnATerminal(t *testing.T) {
+	s := shimmedBy(t, "/proc/self/exe")
+	before := descriptors(t)
+	for _, launch := range []func(spawn.Request) (Process, error){s.Direct.Launch, s.Launch} {
+		r := sh("tty </dev/tty; ps -o tty= -p $PPID; test $(cut -d' ' -f8 /proc/$$/stat) = $$ && echo foreground")
+		r.Terminal = &wire.TerminalSize{}
+		p, err := launch(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := io.ReadAll(p.Stdout)
+		lines := strings.Split(string(out), "\r\n")
+		if !errors.Is(err, unix.EIO) || len(lines) != 4 || lines[0] == strings.TrimSpace(lines[1]) || lines[2] != "foreground" {
+			t.Errorf("it says %q, %v", lines, err)
+		}
+		if e := <-p.Exit; e.Status != 0 {
+			t.Errorf("it ends with %v", e.Status)
+		}
+		p.Close()
+		p.Release()
+		settled(t, before)
 	}
 }
 

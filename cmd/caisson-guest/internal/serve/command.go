@@ -32,6 +32,8 @@ type command struct {
 	out     [2]*output.Pump // stdout, stderr
 	credits [2]*wire.Credit
 	stdin   *wire.Queue // nil for /dev/null
+	// terminal is the guest's end of the command's terminal, once it runs.
+	terminal atomic.Pointer[os.File]
 
 	cancelled chan struct{}
 	once      sync.Once
@@ -125,6 +127,9 @@ func (c *command) runToEnd() (*wire.Exit, *wire.Refused) {
 		return c.notStarted(err)
 	}
 	defer p.Release()
+	if c.request.Terminal != nil {
+		c.terminal.Store(p.Stdout)
+	}
 	_ = c.s.o.Writer.SendJSON(c.id, wire.TypeStarted, wire.Started{PID: p.PID})
 
 	ended := c.startStreams(p)
@@ -156,7 +161,7 @@ func (c *command) launchProcess(gid uint32) (p launch.Process, err error) {
 		p, err = c.s.o.Launcher.Launch(spawn.Request{
 			Argv: toStrings(c.request.Argv), Env: toStrings(c.request.Env),
 			Dir: string(c.request.Dir), NoLinks: c.request.NoLinks, Stdin: c.stdin != nil, Group: gid,
-			Identity: c.request.Identity,
+			Identity: c.request.Identity, Terminal: c.request.Terminal,
 		})
 		return err
 	})
@@ -206,7 +211,11 @@ func (c *command) notStarted(err error) (*wire.Exit, *wire.Refused) {
 	if failure, ok := errors.AsType[*spawn.Failure](err); ok {
 		_ = c.s.o.Writer.SendJSON(c.id, wire.TypeStarted, wire.Started{})
 		stdout, stderr := c.startPump(nil, wire.Stdout), c.startPump(nil, wire.Stderr)
-		stderr.Add("caisson: " + failure.Text + "\n")
+		if text := "caisson: " + failure.Text; c.request.Terminal != nil {
+			stdout.Add(text + "\r\n")
+		} else {
+			stderr.Add(text + "\n")
+		}
 		return &wire.Exit{Code: failure.Code, PIDsLimitHit: failure.Limit, Stdout: stdout.Result(), Stderr: stderr.Result()}, nil
 	}
 	code := wire.RefusedInternal
@@ -227,6 +236,9 @@ func (c *command) copyInput(stdin *os.File) {
 		if n := c.stdin.Done(len(b)); n > 0 {
 			_ = c.s.o.Writer.SendCredit(c.id, wire.Stdin, n)
 		}
+	}
+	if _, ended := c.stdin.Total(); ended && c.request.Terminal != nil {
+		c.typeEnd(stdin)
 	}
 }
 

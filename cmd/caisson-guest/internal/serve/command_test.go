@@ -82,6 +82,21 @@ func TestGroupsOfCommands(t *testing.T) {
 	}
 }
 
+// TestTerminalOfNoProgram checks that the reason is on the only stream of a
+// terminal.
+func TestTerminalOfNoProgram(t *testing.T) {
+	h := serveHost(t, nil)
+	h.send(openFrame(1, `{"exec":{"argv":["bWlzc2luZw=="],"env":[],"terminal":{"rows":1,"columns":1},"live":100,"tail":1,"timeout":50000000,"grace":1}}`))
+	h.until(wire.TypeStarted, new(wire.Started))
+	if f := h.next(); f.Channel != wire.Stdout || string(f.Payload) != "caisson: not found\r\n" {
+		t.Errorf("channel %d says %q", f.Channel, f.Payload)
+	}
+	var x wire.Exit
+	if h.until(wire.TypeEnd, &x); x.Code != 127 || x.Stderr.Total != 0 {
+		t.Errorf("it ends with %+v", x)
+	}
+}
+
 // TestCommandIsOver checks that a command's resources are given back once, when
 // it is over. Its timeout ends it, but processes that stay are not forgotten.
 func TestCommandIsOver(t *testing.T) {

@@ -136,7 +136,7 @@ func (s *Session) takeFrame(f wire.Frame) error {
 		return s.o.Writer.Send(wire.Frame{Type: wire.TypePong, Payload: f.Payload})
 	case wire.TypeOpen:
 		return s.openStream(f)
-	case wire.TypeData, wire.TypeEOF, wire.TypeCredit, wire.TypeStop, wire.TypeCancel:
+	case wire.TypeData, wire.TypeEOF, wire.TypeCredit, wire.TypeStop, wire.TypeCancel, wire.TypeResize:
 		st, err := s.findStream(f.Stream)
 		if st == nil {
 			return err
@@ -156,6 +156,12 @@ func deliverFrame(st stream, f wire.Frame) error {
 		return st.addCredit(f.Channel, wire.CreditOf(f))
 	case wire.TypeStop:
 		st.stopReading(f.Channel)
+	case wire.TypeResize:
+		c, ok := st.(*command)
+		if !ok || c.request.Terminal == nil {
+			return fmt.Errorf("%w: the stream has no terminal", wire.ErrProtocol)
+		}
+		c.resize(wire.TerminalSizeOf(f))
 	case wire.TypeCancel:
 		var request wire.Cancel
 		if err := wire.Decode(f.Payload, &request); err != nil {

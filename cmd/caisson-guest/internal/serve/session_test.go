@@ -133,6 +133,7 @@ func TestSessionEnds(t *testing.T) {
 		"cancel that is none":   {openFrame(1, change), on(1, wire.TypeCancel, 0, "{")},
 		"data on stdout":        {openFrame(1, change), on(1, wire.TypeData, 1, "x")},
 		"end of stdout":         {openFrame(1, change), on(1, wire.TypeEOF, 1, "")},
+		"resize of no terminal": {openFrame(1, change), on(1, wire.TypeResize, 0, "\x00\x01\x00\x01")},
 		"credit on stdin":       {openFrame(1, change), on(1, wire.TypeCredit, 0, "\x00\x00\x00\x01")},
 		"credit on stderr":      {openFrame(1, change), on(1, wire.TypeCredit, 2, "\x00\x00\x00\x01")},
 		"more credit than ever": {openFrame(1, change), on(1, wire.TypeCredit, 1, "\x7f\x00\x00\x00")},

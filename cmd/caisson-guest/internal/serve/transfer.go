@@ -66,7 +66,7 @@ func (p transferPipe) Write(b []byte) (written int, err error) {
 
 // isTransfer reports whether the guest itself runs the command.
 func (c *command) isTransfer() bool {
-	return c.request.Identity == 0 && transfer.IsCommand(c.s.o.Executable, toStrings(c.request.Argv))
+	return c.request.Identity == 0 && c.request.Terminal == nil && transfer.IsCommand(c.s.o.Executable, toStrings(c.request.Argv))
 }
 
 // startTransfer starts a command of package transfer on a thread with the

@@ -45,6 +45,10 @@ type Request struct {
 	NoLinks bool
 	// Stdin asks for a pipe; otherwise standard input is /dev/null.
 	Stdin bool
+	// Terminal makes a new terminal of this size the child's streams, and its
+	// controlling terminal unless Shimmed, which leaves that to the child.
+	Terminal *wire.TerminalSize
+	Shimmed  bool
 	// Extra are the child's descriptors from 3 on. The caller keeps them open.
 	Extra []uintptr
 	// Group is the child's supplementary group, if Options.Separate.
@@ -57,7 +61,8 @@ type Request struct {
 // and accept deadlines.
 type Child struct {
 	PID int
-	// Stdin is nil unless asked for.
+	// Stdin is nil unless asked for, Stderr with a terminal. Then Stdin and
+	// Stdout are its other end, which hangs up when both are closed.
 	Stdin, Stdout, Stderr *os.File
 }
 
@@ -251,6 +256,9 @@ func (s *Spawner) spawnChild(r Request) (Child, error) {
 		if program, err = s.resolveProgram(r); err != nil {
 			return err
 		}
+		if r.Terminal != nil {
+			return p.openTerminal(*r.Terminal, r.Stdin)
+		}
 		return p.openPipes(s.o.Null.Fd(), r.Stdin)
 	})
 	if err != nil {
@@ -259,7 +267,7 @@ func (s *Spawner) spawnChild(r Request) (Child, error) {
 	attr := syscall.ProcAttr{
 		Env:   r.Env,
 		Files: append(p.files, r.Extra...),
-		Sys:   &syscall.SysProcAttr{Setsid: true},
+		Sys:   &syscall.SysProcAttr{Setsid: true, Setctty: r.Terminal != nil && !r.Shimmed}, // descriptor 0
 	}
 	if s.o.Separate {
 		uid, gid := s.userOf(r.Identity)
@@ -334,7 +342,7 @@ func (o oomScore) restoreScore() {
 	}
 }
 
-// pipes are both sides of one child's pipes.
+// pipes are both sides of one child's pipes or terminal.
 type pipes struct {
 	ours  [3]*os.File // ours[0] is nil without a pipe for standard input
 	files []uintptr   // the child's descriptors from 0 on
