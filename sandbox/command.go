@@ -82,7 +82,7 @@ type Command struct {
 type Terminal struct {
 	TerminalSize
 	// Resizes delivers later sizes, of which the last one counts. It may be nil.
-	// It is read until the command has ended or the channel is closed.
+	// It is never closed, and read until the command has ended.
 	Resizes <-chan TerminalSize
 }
 

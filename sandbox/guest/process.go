@@ -184,10 +184,7 @@ func (p *process) copyInput(r io.Reader) {
 func (p *process) sendResizes(sizes <-chan sandbox.TerminalSize) {
 	for {
 		select {
-		case size, ok := <-sizes:
-			if !ok {
-				return
-			}
+		case size := <-sizes:
 			p.c.send(wire.Frame{Stream: p.id, Type: wire.TypeResize, Payload: wire.TerminalSize(size).Encode()})
 		case <-p.done:
 			return

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"net/netip"
@@ -37,7 +38,7 @@ const (
 
 // faults returns all faults. Some have state, so each call returns new ones.
 func faults() []fault {
-	return slices.Concat(streamFaults(), commandFaults(), endFaults(), fileFaults(), isolationFaults(), egressFaults(), userFaults(), limitFaults(), lifeFaults())
+	return slices.Concat(streamFaults(), terminalFaults(), commandFaults(), endFaults(), fileFaults(), isolationFaults(), egressFaults(), userFaults(), limitFaults(), lifeFaults())
 }
 
 type answers = map[string]func(right string) string
@@ -135,6 +136,32 @@ func streamFaults() []fault {
 				x.Status.TimedOut = path.Base(p.argv[0]) != probeName
 			},
 		},
+	}
+}
+
+func terminalFaults() []fault {
+	var names strings.Builder
+	for i := range 100 {
+		fmt.Fprintf(&names, "/dev/pts/%d\n", i)
+	}
+	return []fault{
+		{
+			name:    "commands get no terminal",
+			checks:  []string{"a terminal is what was asked for", "keys of a terminal", "jobs of a shell on a terminal", "10 MiB on a terminal", "a terminal can't be typed into from inside"},
+			command: func(c *sandbox.Command) { c.Terminal = nil },
+		},
+		{
+			name:   "a terminal keeps its size",
+			checks: []string{"a terminal is what was asked for"},
+			command: func(c *sandbox.Command) {
+				if c.Terminal != nil {
+					c.Terminal.Rows++
+				}
+			},
+		},
+		answersOf("a byte of a terminal is lost", "flood-terminal", func(right string) string { return right[:max(len(right)-1, 0)] }, "10 MiB on a terminal"),
+		answersOf("a terminal can be typed into", "type-inside", replaceWith("ok\r\n"), "a terminal can't be typed into from inside"),
+		answersOf("everybody can open a terminal", "exist", appendText(names.String()), "a terminal is closed to other identities"),
 	}
 }
 
@@ -266,7 +293,7 @@ func endFaults() []fault {
 		{
 			name: "processes survive their command",
 			checks: []string{
-				"daemons are found and killed", "a timeout ends everything", "what is left after the end is killed", "cancel right at the start",
+				"daemons are found and killed", "nothing on a terminal outlives its command", "a timeout ends everything", "what is left after the end is killed", "cancel right at the start",
 				"a grandchild that holds stdout does not hold the command", "cancelling one command spares another", "stopped processes are killed",
 				"a process that ignores SIGTERM is killed", "commands of another identity end", rootCheck,
 			},

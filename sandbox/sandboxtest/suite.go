@@ -141,12 +141,12 @@ type check struct {
 }
 
 func allChecks() []check {
-	return slices.Concat(streamChecks(), commandChecks(), cancelChecks(), fileChecks(), mountChecks(), isolationChecks(), identityChecks(), kernelChecks(), hostChecks(),
+	return slices.Concat(streamChecks(), terminalChecks(), commandChecks(), cancelChecks(), fileChecks(), mountChecks(), isolationChecks(), identityChecks(), kernelChecks(), hostChecks(),
 		setIDChecks(), egressChecks(), userChecks(), imageUserChecks(), sessionChecks(), rootChecks(), limitChecks(), loadChecks(), lifeChecks())
 }
 
 func insideChecks() []check {
-	return slices.Concat(streamChecks(), commandChecks(), cancelChecks(), loadChecks())
+	return slices.Concat(streamChecks(), terminalChecks(), commandChecks(), cancelChecks(), loadChecks())
 }
 
 func (t Target) checks() []check {
