@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -98,9 +99,13 @@ func (u *userCommands) serveCommands(ctx context.Context, dir string) (stop func
 }
 
 func (u *userCommands) serveRequest(ctx context.Context, r execapi.Request, stdin io.Reader, stdout, stderr io.Writer) execapi.Result {
-	result, err := u.runCommand(ctx, UserCommand{
-		Argv: argStrings(r.Argv), Dir: r.Dir, Timeout: time.Duration(r.TimeoutMS) * time.Millisecond, Stdin: stdin, Stdout: stdout, Stderr: stderr,
-	}, LocalUser(), r.PID)
+	command := UserCommand{
+		Argv: argStrings(r.Argv), Dir: r.Dir, Env: r.Env, Timeout: time.Duration(r.TimeoutMS) * time.Millisecond, Stdin: stdin, Stdout: stdout, Stderr: stderr,
+	}
+	if r.Terminal != nil {
+		command.Terminal = &sandbox.Terminal{TerminalSize: *r.Terminal, Resizes: r.Resizes}
+	}
+	result, err := u.runCommand(ctx, command, LocalUser(), r.PID)
 	if err != nil {
 		return execapi.Result{Failure: &execapi.Failure{Kind: string(err.Kind), Cause: err.Cause, Hint: err.Hint}}
 	}
@@ -111,7 +116,11 @@ func (u *userCommands) serveRequest(ctx context.Context, r execapi.Request, stdi
 // the command ended.
 func (u *userCommands) runCommand(ctx context.Context, c UserCommand, client string, pid int32) (UserResult, *UserCommandError) {
 	id := cmp.Or(c.ID, record.NewID("exe"))
-	started, err := u.events.recordUser(record.UserCommandStarted{ExecID: id, Argv: recordTexts(c.Argv), Dir: c.Dir, Env: variableNames(c.Env), PID: pid, Client: client}, "")
+	start := record.UserCommandStarted{ExecID: id, Argv: recordTexts(c.Argv), Dir: c.Dir, Env: variableNames(c.Env), PID: pid, Client: client}
+	if c.Terminal != nil {
+		start.Terminal = &c.Terminal.TerminalSize
+	}
+	started, err := u.events.recordUser(start, "")
 	if err == nil {
 		err = u.sync()
 	}
@@ -119,13 +128,15 @@ func (u *userCommands) runCommand(ctx context.Context, c UserCommand, client str
 		return UserResult{}, u.notRun(err)
 	}
 	out, errOut := newCounted(c.Stdout), newCounted(c.Stderr)
-	exit, err := u.exec.RunProgram(ctx, sandbox.Command{
-		Argv: c.Argv, Dir: c.Dir, Variables: c.Env, Stdin: c.Stdin, Stdout: out, Stderr: errOut,
+	command := sandbox.Command{
+		Argv: c.Argv, Dir: c.Dir, Variables: c.Env, Stdin: c.Stdin, Stdout: out, Stderr: errOut, Terminal: c.Terminal,
 		Output: sandbox.OutputLimits{Live: unbounded}, Timeout: c.Timeout,
-	})
+	}
+	endRecording := u.recordTerminal(&command)
+	exit, err := u.exec.RunProgram(ctx, command)
 	ended := record.UserCommandEnded{
 		ExecID: id, ExitStatus: exit.Status, Stdout: out.recordStream(), Stderr: errOut.recordStream(),
-		WallMS: exit.Wall.Milliseconds(), CPUMS: exit.CPU.Milliseconds(), Kill: exit.Kill,
+		WallMS: exit.Wall.Milliseconds(), CPUMS: exit.CPU.Milliseconds(), Kill: exit.Kill, Recording: endRecording(),
 	}
 	if err != nil {
 		ended.Code = -1
@@ -142,6 +153,48 @@ func (u *userCommands) runCommand(ctx context.Context, c UserCommand, client str
 		result.NeedsPreset = preset.NeededBy(out.tail, errOut.tail)
 	}
 	return result, nil
+}
+
+// recordTerminal makes a command's output and sizes go through a recording, if it has a
+// terminal. The caller calls end when the command has ended.
+func (u *userCommands) recordTerminal(c *sandbox.Command) (end func() *record.Recording) {
+	none := func() *record.Recording { return nil }
+	if c.Terminal == nil {
+		return none
+	}
+	term := ""
+	for _, v := range c.Variables {
+		if value, ok := strings.CutPrefix(v, "TERM="); ok {
+			term = value
+		}
+	}
+	recording, err := u.exec.StartRecording(c.Terminal.TerminalSize, term)
+	if err != nil {
+		u.log.Error("a terminal is not recorded", zap.Error(err))
+		return none
+	}
+	from, sizes, over := c.Terminal.Resizes, make(chan sandbox.TerminalSize), make(chan struct{})
+	go func() {
+		for {
+			select {
+			case size := <-from:
+				recording.Resize(size)
+				select {
+				case sizes <- size:
+				case <-over:
+					return
+				}
+			case <-over:
+				return
+			}
+		}
+	}()
+	c.Stdout = io.MultiWriter(recording, c.Stdout)
+	c.Terminal = &sandbox.Terminal{TerminalSize: c.Terminal.TerminalSize, Resizes: sizes}
+	return func() *record.Recording {
+		close(over)
+		return new(recording.Close())
+	}
 }
 
 // unbounded lets all output through: a command blocks if its client stops reading.
@@ -259,10 +312,10 @@ type UserCommand struct {
 	Argv []string
 	Dir  string
 	// ID is the command's id in the records; "" makes one. Client is its user; "" means
-	// Options.User. Env has variables (NAME=value) to add. [RunUserCommand] ignores all
-	// three.
+	// Options.User. [RunUserCommand] ignores both.
 	ID, Client string
-	Env        []string
+	// Env has variables (NAME=value) to add.
+	Env []string
 	// Timeout bounds the wall time; zero means the session's limit.
 	Timeout time.Duration
 	// Stdin may be nil. It is read until the command has ended, or longer if a read doesn't
@@ -270,6 +323,8 @@ type UserCommand struct {
 	Stdin io.Reader
 	// Stdout and Stderr receive output as it is written; nil discards it.
 	Stdout, Stderr io.Writer
+	// Terminal, if not nil, gives the command a terminal; see [sandbox.Command].
+	Terminal *sandbox.Terminal
 	// Abandon, when closed, makes [RunUserCommand] return without waiting for the end of a
 	// cancelled command, which its owner ends anyway. It may be nil. [Session.Exec] ignores
 	// it.
@@ -383,7 +438,11 @@ func RunUserCommand(ctx context.Context, stateDir, session string, c UserCommand
 	for _, a := range c.Argv {
 		argv = append(argv, []byte(a))
 	}
-	r, err := execapi.Run(ctx, conn, execapi.Request{Argv: argv, Dir: c.Dir, TimeoutMS: c.Timeout.Milliseconds()},
+	request := execapi.Request{Argv: argv, Dir: c.Dir, Env: c.Env, TimeoutMS: c.Timeout.Milliseconds()}
+	if c.Terminal != nil {
+		request.Terminal, request.Resizes = &c.Terminal.TerminalSize, c.Terminal.Resizes
+	}
+	r, err := execapi.Run(ctx, conn, request,
 		execapi.Streams{Stdin: c.Stdin, Stdout: newCounted(c.Stdout), Stderr: newCounted(c.Stderr)}, c.Abandon)
 	if err != nil {
 		return UserResult{}, &UserCommandError{Kind: FaultEndUnknown, Cause: "the command's end is not known: " + err.Error(), Err: err}

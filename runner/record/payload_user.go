@@ -13,6 +13,8 @@ type UserCommandStarted struct {
 	Dir    string   `json:"dir,omitempty"`
 	// Env has the names of the command's own variables.
 	Env []string `json:"env,omitempty"`
+	// Terminal is the size at first of the command's terminal, nil without one.
+	Terminal *sandbox.TerminalSize `json:"terminal,omitempty"`
 	// Client is the requesting user: uid:1000 and its process PID, as the
 	// kernel reports them, or http:alice and the server's PID.
 	PID    int32  `json:"pid"`
@@ -25,11 +27,14 @@ type UserCommandEnded struct {
 	sandbox.ExitStatus
 	// Stdout and Stderr describe the output that the user received. It is not
 	// kept.
+	// A terminal's output is in Recording.
 	Stdout UserStream         `json:"stdout"`
 	Stderr UserStream         `json:"stderr"`
 	WallMS int64              `json:"wall_ms"`
 	CPUMS  int64              `json:"cpu_ms"`
 	Kill   sandbox.KillReport `json:"kill"`
+	// Recording is what its terminal showed, nil without one.
+	Recording *Recording `json:"recording,omitempty"`
 	// Error tells why it did not run, or how it was lost.
 	Error string `json:"error,omitempty"`
 }
@@ -38,6 +43,17 @@ type UserCommandEnded struct {
 type UserStream struct {
 	Bytes  int64  `json:"bytes"`
 	SHA256 string `json:"sha256"`
+}
+
+// Recording is a file in the session's directory with what a terminal showed, as
+// asciicast v2, without secrets.
+type Recording struct {
+	// Path is relative to the session's directory.
+	Path   string `json:"path"`
+	Bytes  int64  `json:"bytes"`
+	SHA256 string `json:"sha256"`
+	// Truncated reports that the end is missing.
+	Truncated bool `json:"truncated,omitempty"`
 }
 
 // Kind implements [Payload].

@@ -424,6 +424,9 @@ func (s *Steps) handleSandboxRecord(r record.Record) bool {
 			}
 			step.Failed = p.Code != 0
 			step.Text = fmt.Sprintf("%s: %s", step.Text, p.ExitStatus)
+			if p.Recording != nil {
+				step.Text += ", recorded in " + p.Recording.Path
+			}
 			s.visit(step)
 		})
 	}

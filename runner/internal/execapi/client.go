@@ -48,6 +48,9 @@ func Run(ctx context.Context, conn net.Conn, r Request, s Streams, abandon <-cha
 		case <-ended:
 		}
 	}()
+	if r.Resizes != nil {
+		go sendResizes(frames, r.Resizes, ended)
+	}
 	if s.Stdin != nil {
 		go sendStdin(frames, s.Stdin, credit)
 	}
@@ -87,6 +90,17 @@ func receiveResult(conn io.Reader, s Streams, credit *wire.Credit) (Result, erro
 		}
 		if err != nil {
 			return Result{}, fmt.Errorf("write the command's output: %w", err)
+		}
+	}
+}
+
+func sendResizes(frames *wire.Writer, sizes <-chan sandbox.TerminalSize, ended <-chan struct{}) {
+	for {
+		select {
+		case size := <-sizes:
+			_ = frames.Send(wire.Frame{Stream: stream, Type: wire.TypeResize, Payload: wire.TerminalSize(size).Encode()}) // an owner that is gone needs none
+		case <-ended:
+			return
 		}
 	}
 }

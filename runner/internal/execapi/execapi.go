@@ -10,6 +10,7 @@
 //	data, eof on channel 0: stdin          ─▶  at most [wire.Window] unread bytes
 //	                                       ◀─  credit: more bytes of stdin allowed
 //	                                       ◀─  data on channels 1 and 2: stdout, stderr
+//	resize: rows, columns                  ─▶  of the command's terminal
 //	cancel, or closing the connection      ─▶  ends the command, as Ctrl-C does
 //	                                       ◀─  end     {"status":{"exit_code":0}}
 //
@@ -34,6 +35,13 @@ type Request struct {
 	Dir string `json:"dir,omitempty"`
 	// Stdin reports whether the client sends standard input.
 	Stdin bool `json:"stdin,omitempty"`
+	// Env has variables (NAME=value) to add to the command's environment.
+	Env []string `json:"env,omitempty"`
+	// Terminal is the size of the command's terminal, nil without one. Resizes
+	// delivers later sizes, which are sent as frames; the server's channel has the
+	// latest one.
+	Terminal *sandbox.TerminalSize       `json:"terminal,omitempty"`
+	Resizes  <-chan sandbox.TerminalSize `json:"-"`
 	// TimeoutMS may be zero for the session's timeout.
 	TimeoutMS int64 `json:"timeout_ms,omitempty"`
 	// End asks for the end of the session instead of running a command.

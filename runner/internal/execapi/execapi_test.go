@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"net"
@@ -80,6 +81,36 @@ func TestRun(t *testing.T) {
 	stdout.Reset()
 	if r, err = Run(t.Context(), dial(t, dir), Request{Argv: argv}, Streams{Stdout: &stdout, Stderr: io.Discard}, nil); r.Status.Code != 7 || stdout.Len() > 0 {
 		t.Errorf("without stdin: %+v %v", r, err)
+	}
+}
+
+// TestTerminalOfARequest checks that the terminal, its variables and its last size arrive, also if
+// nobody reads the sizes in between.
+func TestTerminalOfARequest(t *testing.T) {
+	read := make(chan struct{})
+	dir, _ := listening(t, func(_ context.Context, r Request, _ io.Reader, stdout, _ io.Writer) Result {
+		fmt.Fprintln(stdout, *r.Terminal, r.Env)
+		<-read
+		for size := range r.Resizes {
+			if size.Rows == 9 {
+				return Result{}
+			}
+		}
+		return Result{Status: sandbox.ExitStatus{Code: 1}}
+	})
+	sizes := make(chan sandbox.TerminalSize)
+	go func() {
+		for rows := range uint16(10) {
+			sizes <- sandbox.TerminalSize{Rows: rows}
+		}
+		close(read)
+	}()
+	var stdout bytes.Buffer
+	r, err := Run(t.Context(), dial(t, dir), Request{
+		Argv: [][]byte{[]byte("x")}, Env: []string{"TERM=xterm"}, Terminal: &sandbox.TerminalSize{Rows: 24, Columns: 80}, Resizes: sizes,
+	}, Streams{Stdout: &stdout, Stderr: io.Discard}, nil)
+	if err != nil || r.Status.Code != 0 || stdout.String() != "{24 80} [TERM=xterm]\n" {
+		t.Errorf("%+v, %v, %q", r, err, &stdout)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
@@ -156,10 +157,12 @@ func (s *Server) runCommand(ctx context.Context, conn *net.UnixConn, in *wire.Re
 			bound()
 		}
 	}
+	sizes := make(chan sandbox.TerminalSize, 1)
+	r.Resizes = sizes
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		err := readPeer(in, input.queue, cancel)
+		err := readPeer(in, input.queue, sizes, cancel)
 		input.queue.Break()
 		cancel(err)
 	}()
@@ -174,8 +177,9 @@ func (s *Server) runCommand(ctx context.Context, conn *net.UnixConn, in *wire.Re
 	return result
 }
 
-// readPeer reads a peer's frames until it closes the connection or violates the protocol.
-func readPeer(in *wire.Reader, queue *wire.Queue, cancel context.CancelCauseFunc) error {
+// readPeer reads a peer's frames until it closes the connection or violates the protocol. sizes
+// gets the terminal's latest size.
+func readPeer(in *wire.Reader, queue *wire.Queue, sizes chan sandbox.TerminalSize, cancel context.CancelCauseFunc) error {
 	for {
 		f, err := in.Next()
 		switch {
@@ -185,6 +189,12 @@ func readPeer(in *wire.Reader, queue *wire.Queue, cancel context.CancelCauseFunc
 			return fmt.Errorf("%w: %w", errPeerGone, err)
 		case f.Type == wire.TypeCancel:
 			cancel(context.Canceled)
+		case f.Type == wire.TypeResize:
+			select {
+			case <-sizes: // an older one
+			default:
+			}
+			sizes <- sandbox.TerminalSize(wire.TerminalSizeOf(f))
 		case f.Type == wire.TypeData && f.Channel == channelStdin:
 			err = queue.Push(f.Payload)
 		case f.Type == wire.TypeEOF && f.Channel == channelStdin:
