@@ -188,7 +188,8 @@ func installAgent(ctx context.Context, a *app, profile, image, name string) erro
 	w.Settings.Image, w.Settings.Mode, w.Settings.MCPUse = &image, new("bind"), config.Names{"none"}
 	w.Settings.Egress.Presets = config.Names{"npm"}
 	argv := append([]string{"npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier"}, agent.Packages()...)
-	if err := execInFresh(ctx, a, "", execFlags{}, w, argv); err != nil {
+	install := execution{workspace: w, task: "caisson agents install " + name, argv: argv}
+	if err := install.run(ctx, a); err != nil {
 		if e, ok := errors.AsType[*exitError](err); ok && e.status == exitNoProgram {
 			return newFailure(exitFailed, nil, "the image "+image+" has no npm", "Name one that has it, such as --image node:24, or install npm on this machine.")
 		}

@@ -149,7 +149,7 @@ func tryAgent(ctx context.Context, a *app, f workspaceFlags, one *checkedAgent) 
 	if o.Bridge, err = r.bridge(); err != nil {
 		return err
 	}
-	commands, err := r.commands("Say hello. Use no tool.", sandbox.Workspace{Target: o.Target}.MountPoint())
+	commands, err := r.commands(agents.Run{Instruction: "Say hello. Use no tool.", Workspace: sandbox.Workspace{Target: o.Target}.MountPoint()})
 	if err != nil {
 		return err
 	}

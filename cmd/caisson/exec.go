@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/caisson-run/caisson/cmd/caisson/internal/agents"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/loop"
@@ -48,15 +49,21 @@ const execLong = `Run one command in a fresh sandbox, and remove the sandbox.
 The sandbox is that of caisson run: the workspace, no network, and the mounts, caches, variables and
 limits of the configuration. The policy does not apply, because you order the command yourself. Caisson
 records it in a session of its own (caisson trace show). -i passes standard input on; output appears as
-it is written. There is no terminal in the sandbox.
-
+it is written.
+` + terminalHelp + `
 With --agent, the arguments are an instruction for one of the agents of caisson agents ls, which runs
 in the sandbox instead of a command. It asks its model through Caisson, which has the key and holds the
 limits; --model, --max-tokens and --max-cost-usd work as for caisson run. It may run for an hour, unless
 --timeout or its definition says otherwise.
 
-Ctrl-C cancels the command: SIGTERM to everything that it started, SIGKILL after the grace period.
-A second Ctrl-C kills the sandbox.
+Ctrl-C cancels a command that doesn't get it: SIGTERM to everything that it started, SIGKILL after the
+grace period. A second Ctrl-C kills the sandbox.
+`
+
+const terminalHelp = `
+-t gives the command a terminal with the size of yours. With -i -t, it gets every key, Ctrl-C too, and
+may run for a day if --timeout isn't set. That needs a terminal on standard input; -t alone only shows
+output, with both streams on standard output. The command gets TERM and COLORTERM from your environment.
 `
 
 const sandboxExecLong = `Run a command in a live sandbox of another Caisson process of this user.
@@ -64,20 +71,43 @@ const sandboxExecLong = `Run a command in a live sandbox of another Caisson proc
 ID is a session of caisson sandbox ls, the beginning of one, "last" for the newest of them, or a
 container's name. The process that owns the session runs the command, as the same user and with the
 same limits as the agent's own commands, and records it in the session. -i passes standard input on;
-output appears as it is written. There is no terminal in the sandbox.
-
-Ctrl-C cancels the command: SIGTERM to everything that it started, SIGKILL after the grace period.
-A second Ctrl-C ends this program without waiting for that. A command ends with its session.
+output appears as it is written.
+` + terminalHelp + `
+Ctrl-C cancels a command that doesn't get it: SIGTERM to everything that it started, SIGKILL after the
+grace period. A second Ctrl-C ends this program without waiting for that. A command ends with its session.
 `
 
 // maxTaskText bounds the command in its session's task. The records have all of it.
 const maxTaskText = 500
 
-// execFlags are the flags of both commands that run one in a sandbox.
-type execFlags struct {
+// commandFlags are the flags of all commands that run one in a sandbox.
+type commandFlags struct {
 	Dir     string        `flag:"dir,C" doc:"working directory in the container, at or below the workspace's path"`
-	Timeout time.Duration `flag:"timeout" doc:"wall time of the command (default: command_time of the configuration)"`
-	Stdin   bool          `flag:"stdin,i" doc:"pass standard input on"`
+	Timeout time.Duration `flag:"timeout" doc:"wall time of the command (default: command_time of the configuration, or a day for one that gets what is typed)"`
+}
+
+// execFlags are the flags of both commands that run a program in a sandbox.
+type execFlags struct {
+	commandFlags
+	Stdin bool `flag:"stdin,i" doc:"pass standard input on"`
+	TTY   bool `flag:"tty,t" doc:"give the command a terminal"`
+}
+
+// interactiveTime is the default time of a command that a person types into.
+const interactiveTime = 24 * time.Hour
+
+// check reports a mistake in the flags, which are those of a command.
+func (f *execFlags) check(a *app) error {
+	if f.Timeout < 0 {
+		return newUsageError("--timeout %s is negative", f.Timeout)
+	}
+	if f.TTY && f.Stdin {
+		if !a.terminal(a.stdin) {
+			return newFailure(exitOwn, nil, "standard input is not a terminal", "caisson exec -i, without -t, passes it on.")
+		}
+		f.Timeout = cmp.Or(f.Timeout, interactiveTime)
+	}
+	return nil
 }
 
 // ownFlagErrors makes a command end with 125 for a wrong flag. Flags after the first
@@ -96,6 +126,9 @@ func (f *execFlags) connect(a *app, c runner.UserCommand, begin func(), cancel c
 	c.Dir = f.Dir
 	if f.Stdin && c.Stdin == nil {
 		c.Stdin = beginningReader{a.stdin, begin}
+	}
+	if f.TTY {
+		c.Env = append(terminalVariables(a.environ), c.Env...)
 	}
 	return c
 }
@@ -165,16 +198,68 @@ func newExecCommand(a *app) *cobra.Command {
   tar c src | caisson exec -i -C /workspace/copy -- tar x
   caisson exec --agent claude --max-cost-usd 2 -- "make the failing test pass"`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return ownFailure(execInFresh(cmd.Context(), a, f.Agent, f.execFlags, f.workspaceFlags, args))
+			task := "caisson exec " + strings.Join(args, " ")
+			if f.Agent != "" {
+				task = strings.Join(args, " ")
+			}
+			e := execution{execFlags: f.execFlags, workspace: f.workspaceFlags, agent: f.Agent, task: task, argv: args}
+			return ownFailure(e.run(cmd.Context(), a))
 		},
 	}, &f, 0, execExits))
 }
 
-func execInFresh(ctx context.Context, a *app, agent string, f execFlags, w workspaceFlags, argv []string) error {
-	if err := checkExec(agent, f, w, argv); err != nil {
+// shellScript replaces itself by the first of its arguments that the image has.
+const shellScript = `for shell do command -v "$shell" >/dev/null && exec "$shell"; done; exec sh`
+
+func newShellCommand(a *app) *cobra.Command {
+	var f struct {
+		Agent          string `flag:"agent" doc:"open this agent's screen instead of a shell"`
+		workspaceFlags `groups:"Sandbox,model,max-tokens,max-cost-usd"`
+		commandFlags
+	}
+	cmd := newCommand(&cobra.Command{
+		Use: "shell [flags]", Short: "Open a shell, or another agent, in a fresh sandbox", Args: noArgs,
+		Long: `Open a shell in a fresh sandbox, and remove the sandbox at its end.
+
+It is caisson exec -i -t with your shell ($SHELL) if the image has it at that path, otherwise bash or sh.
+With --agent, one of the agents of caisson agents ls begins on the terminal instead. It asks its model
+through Caisson, as with caisson exec --agent.
+` + execStatusHelp,
+		Example: `  caisson shell
+  caisson shell --image node:24 --mode overlay && caisson diff
+  caisson shell --agent claude --max-cost-usd 5`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			e := execution{execFlags: execFlags{f.commandFlags, true, true}, workspace: f.workspaceFlags, agent: f.Agent, task: "caisson shell"}
+			if e.agent == "" {
+				e.argv = []string{"sh", "-c", shellScript, "caisson"}
+				if own := a.environ.get("SHELL"); own != "" {
+					e.argv = append(e.argv, own)
+				}
+				e.argv = append(e.argv, "bash")
+			}
+			return ownFailure(e.run(cmd.Context(), a))
+		},
+	}, &f, 0, execExits)
+	return ownFlagErrors(cmd)
+}
+
+// execution is what caisson exec and shell run in a fresh sandbox.
+type execution struct {
+	execFlags
+	workspace workspaceFlags
+	// agent is an agent's name, or "" for a command. task describes the session.
+	agent, task string
+	// argv is the command, or the words of the agent's instruction. Without any, the
+	// agent has a terminal.
+	argv []string
+}
+
+// run runs it, and returns the error for its exit status.
+func (f *execution) run(ctx context.Context, a *app) error {
+	if err := f.checkArguments(a); err != nil {
 		return err
 	}
-	s, err := openSessionBuilder(a, w)
+	s, err := openSessionBuilder(a, f.workspace)
 	if err != nil {
 		return err
 	}
@@ -184,21 +269,36 @@ func execInFresh(ctx context.Context, a *app, agent string, f execFlags, w works
 	ctx, force, cancel, stop := a.handleInterrupts(ctx, u.printNotice)
 	defer stop()
 	defer u.close(ctx)
-	session, commands, err := s.openExec(ctx, u, force, agent, argv)
+	session, commands, err := f.open(ctx, s, u, force)
 	if err != nil {
 		return cmp.Or(interruption(ctx), err)
 	}
+	local, terminal := f.openTerminal(a)
+	defer local.close()
 	// From the first byte on, the terminal belongs to the command.
 	begin := sync.OnceFunc(func() {
 		_ = u.out.Drain(ctx) // the rest comes later
 		u.render.Close()
+		if local.typed {
+			u.out.Queue(0, func() { <-local.over })
+		}
+		local.begin()
+	})
+	last := len(commands) - 1
+	commands[last] = f.connect(a, commands[last], begin, cancel)
+	commands[last].Terminal = terminal
+	commands[last].Env = slices.DeleteFunc(commands[last].Env, func(v string) bool {
+		name, _, _ := strings.Cut(v, "=")
+		_, own := s.conf.Env[name]
+		return own
 	})
 	var result runner.UserResult
 	for _, c := range commands {
-		if result, err = session.Exec(ctx, f.connect(a, c, begin, cancel)); err != nil || !result.Status.Success() {
+		if result, err = session.Exec(ctx, c); err != nil || !result.Status.Success() {
 			break
 		}
 	}
+	local.close()
 	r := session.Close()
 	u.showEnd(ctx, r)
 	if err != nil {
@@ -224,40 +324,41 @@ func execInFresh(ctx context.Context, a *app, agent string, f execFlags, w works
 	return cmp.Or(err, exitWith(status))
 }
 
-// checkExec refuses arguments and flags that have no effect together.
-func checkExec(agent string, f execFlags, w workspaceFlags, argv []string) error {
+// checkArguments refuses arguments and flags that have no effect together.
+func (f *execution) checkArguments(a *app) error {
+	agent, limits := f.agent != "", f.workspace.Settings.Limits
 	switch {
-	case len(argv) == 0 && agent != "":
-		return newUsageError("caisson exec --agent needs an instruction")
-	case len(argv) == 0:
+	case len(f.argv) == 0 && !agent:
 		return newUsageError("caisson exec needs a command")
-	case f.Timeout < 0:
-		return newUsageError("--timeout %s is negative", f.Timeout)
-	case agent != "" && f.Stdin:
-		return newUsageError("--stdin has no effect with --agent: agents get their instruction as an argument")
-	case agent == "" && (w.Settings.Model != nil || w.Settings.Limits.Tokens != nil || w.Settings.Limits.Cost != nil):
+	case len(f.argv) == 0 && !f.TTY:
+		return newUsageError("caisson exec --agent needs an instruction; caisson shell --agent opens the agent on the terminal")
+	case len(f.argv) > 0 && agent && (f.Stdin || f.TTY):
+		return newUsageError("--stdin and --tty have no effect with --agent; caisson shell --agent opens the agent on the terminal")
+	case !agent && (f.workspace.Settings.Model != nil || limits.Tokens != nil || limits.Cost != nil):
 		return newUsageError("--model and limits of tokens and cost need --agent: a command asks no model")
 	}
-	return nil
+	return f.check(a)
 }
 
-// openExec opens the session of caisson exec, and returns its commands: the user's, or an
-// agent's with the one before it that writes its files.
-func (s *sessionBuilder) openExec(ctx context.Context, u *userInterface, force <-chan struct{}, agent string, argv []string) (*runner.Session, []runner.UserCommand, error) {
-	words := strings.Join(argv, " ")
-	if agent == "" {
-		session, err := s.openWithoutModel(ctx, u, force, tools.Elide("caisson exec "+words, maxTaskText), nil)
-		return session, []runner.UserCommand{{Argv: argv}}, err
+// open opens the session, and returns its commands: the user's, or an agent's with the
+// one before it that writes its files.
+func (f *execution) open(ctx context.Context, s *sessionBuilder, u *userInterface, force <-chan struct{}) (*runner.Session, []runner.UserCommand, error) {
+	task := tools.Elide(f.task, maxTaskText)
+	if f.agent == "" {
+		session, err := s.openWithoutModel(ctx, u, force, task, nil)
+		return session, []runner.UserCommand{{Argv: f.argv}}, err
 	}
-	r, err := s.findAgent(ctx, &s.conf, agent, s.workspace.Path)
+	r, err := s.findAgent(ctx, &s.conf, f.agent, s.workspace.Path)
 	if err != nil {
 		return nil, nil, err
 	}
-	o, err := s.agentOptions(ctx, r, words, u)
+	o, err := s.agentOptions(ctx, r, task, u)
 	if err != nil {
 		return nil, nil, err
 	}
-	commands, err := r.commands(words, sandbox.Workspace{Target: o.Target}.MountPoint())
+	commands, err := r.commands(agents.Run{
+		Instruction: strings.Join(f.argv, " "), Interactive: len(f.argv) == 0, Workspace: sandbox.Workspace{Target: o.Target}.MountPoint(),
+	})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -319,11 +420,11 @@ func execInLive(ctx context.Context, a *app, f execFlags, args []string) error {
 	if len(args) > 1 && args[1] == "--" {
 		args = slices.Delete(slices.Clone(args), 1, 2)
 	}
-	switch {
-	case len(args) < 2:
+	if len(args) < 2 {
 		return newUsageError("caisson sandbox exec needs a session and a command")
-	case f.Timeout < 0:
-		return newUsageError("--timeout %s is negative", f.Timeout)
+	}
+	if err := f.check(a); err != nil {
+		return err
 	}
 	bs, err := openDefaultBackends(a)
 	if err != nil {
@@ -335,17 +436,20 @@ func execInLive(ctx context.Context, a *app, f execFlags, args []string) error {
 		return err
 	}
 	notices := []string{"cancelling the command; once more to end without waiting", "leaving; the command is being ended"}
+	local, terminal := f.openTerminal(a)
+	defer local.close()
 	say := func(string) {
 		if len(notices) > 0 {
-			a.warn(notices[0])
+			local.say(notices[0])
 			notices = notices[1:]
 		}
 	}
 	ctx, abandon, cancel, stop := a.handleInterrupts(ctx, say)
 	defer stop()
-	command := f.connect(a, runner.UserCommand{Argv: args[1:]}, func() {}, cancel)
-	command.Abandon = abandon
+	command := f.connect(a, runner.UserCommand{Argv: args[1:]}, sync.OnceFunc(local.begin), cancel)
+	command.Terminal, command.Abandon = terminal, abandon
 	r, err := runner.RunUserCommand(ctx, bs.environ.stateDir(), session, command)
+	local.close()
 	if err != nil {
 		return cmp.Or(interruption(ctx), err)
 	}

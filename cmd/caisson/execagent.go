@@ -165,11 +165,10 @@ func (s *sessionBuilder) agentOptions(ctx context.Context, r *agentRun, task str
 }
 
 // commands returns the command that writes the agent's files, if it has any, and the
-// agent's, which follows an instruction in a directory of the sandbox.
-func (r *agentRun) commands(instruction, dir string) ([]runner.UserCommand, error) {
-	launch, err := r.Launch(r.program, agents.Run{
-		Instruction: instruction, Model: r.models[config.AnyModel].Model, BaseURL: "http://" + bridge.Host, Workspace: dir, Home: sandbox.HomeDir,
-	})
+// agent's. run has an instruction, or is interactive, and the directory in the sandbox.
+func (r *agentRun) commands(run agents.Run) ([]runner.UserCommand, error) {
+	run.Model, run.BaseURL, run.Home = r.models[config.AnyModel].Model, "http://"+bridge.Host, sandbox.HomeDir
+	launch, err := r.Launch(r.program, run)
 	if err != nil {
 		return nil, newUsageError("%v", err)
 	}
@@ -185,8 +184,11 @@ func (r *agentRun) commands(instruction, dir string) ([]runner.UserCommand, erro
 	if r.Timeout != nil {
 		limit = time.Duration(*r.Timeout)
 	}
-	// Codex adds its standard input to the instruction, so it is never the user's.
-	return append(list, runner.UserCommand{Argv: launch.Argv, Env: launch.Env, Stdin: strings.NewReader(launch.Stdin), Timeout: limit}), nil
+	c := runner.UserCommand{Argv: launch.Argv, Env: launch.Env, Timeout: limit}
+	if !run.Interactive { // Codex adds its standard input to the instruction, so it is never the user's
+		c.Stdin = strings.NewReader(launch.Stdin)
+	}
+	return append(list, c), nil
 }
 
 // missingAgent adds the exit status to an error for an agent that can't be used.

@@ -267,7 +267,15 @@ func (s *fakeSandbox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.P
 	if cmd.Env == nil {
 		cmd.Env = sandbox.SetVariables(nil, s.spec.Env)
 	}
-	c.Dir, c.Env, c.Stdin, c.Stdout, c.Stderr = dir, cmd.Env, cmd.Stdin, orDiscard(cmd.Stdout), orDiscard(cmd.Stderr)
+	c.Dir, c.Env, c.Stdout, c.Stderr = dir, sandbox.SetVariables(cmd.Env, cmd.Variables), orDiscard(cmd.Stdout), orDiscard(cmd.Stderr)
+	if cmd.Stdin != nil { // as in a sandbox, a read that does not return delays no end
+		if in, err := c.StdinPipe(); err == nil {
+			go func() {
+				_, _ = io.Copy(in, cmd.Stdin)
+				_ = in.Close()
+			}()
+		}
+	}
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	c.Cancel = func() error { return syscall.Kill(-c.Process.Pid, syscall.SIGKILL) }
 	if s.backend.started != nil {

@@ -350,7 +350,9 @@ func (b *batchSession) newProgram(ctx context.Context, conf config.Config, name,
 	if err != nil {
 		return batch.Model{}, err
 	}
-	p := &batch.Program{Mounts: r.mounts(), Secrets: own.knownSecrets(r.selected()...), Commands: r.commands}
+	p := &batch.Program{Mounts: r.mounts(), Secrets: own.knownSecrets(r.selected()...), Commands: func(instruction, dir string) ([]runner.UserCommand, error) {
+		return r.commands(agents.Run{Instruction: instruction, Workspace: dir})
+	}}
 	out := batch.Model{Program: p, Ledger: counts, Close: func() {
 		if counts != nil {
 			_ = counts.Close() // the next one removes what stays

@@ -219,6 +219,91 @@ func TestExecLeavesTheTerminal(t *testing.T) {
 	}
 }
 
+// modeOf returns a terminal's mode.
+func modeOf(t *testing.T, tty *os.File) unix.Termios {
+	t.Helper()
+	mode, err := unix.IoctlGetTermios(int(tty.Fd()), unix.TCGETS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return *mode
+}
+
+// TestExecOnATerminal checks that a command gets every key and knows the terminal.
+// Notices wait for its end, and then the terminal is as before.
+func TestExecOnATerminal(t *testing.T) {
+	const script = `printf "<$TERM|$COLORTERM|$SECRET>"; test "$0" = wait && sleep 100; head -c 3 | od -An -tx1; exit 5`
+	for name, tt := range map[string]struct {
+		args   []string
+		keys   string
+		signal os.Signal
+		status int
+		shown  string
+	}{
+		"its end":       {keys: "\x03\x04\r", status: 5, shown: "<dumb|truecolor|> 03 04 0d\n"},
+		"own variables": {args: []string{"-e", "TERM=vt52"}, keys: "\x03\x04\r", status: 5, shown: "<vt52|truecolor|> 03 04 0d\n"},
+		"a signal":      {signal: unix.SIGTERM, status: 143, shown: "<dumb|truecolor|>caisson: stopping"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, "")
+			signals := make(chan os.Signal, 1)
+			w.app.signals = signals
+			master, slave := openTerminal(t)
+			before := modeOf(t, slave)
+			seen := watch(master, nil)
+			w.app.stdin, w.app.stdout, w.app.stderr, w.app.keys = slave, slave, slave, ui.NewTerminalKeys(slave)
+			word := "type"
+			if tt.signal != nil {
+				word = "wait"
+			}
+			args := append([]string{"exec", "--workspace", w.dir, "--backend", "gvisor", "-i", "-t"}, tt.args...)
+			ended := make(chan int)
+			go func() {
+				ended <- run(t.Context(), append(args, "--", "sh", "-c", script, word), append(w.env, "COLORTERM=truecolor", "SECRET=x"), w.app)
+			}()
+			for !strings.Contains(seen.String(), ">") {
+				time.Sleep(time.Millisecond)
+			}
+			if mode := modeOf(t, slave); mode.Lflag&(unix.ICANON|unix.ECHO|unix.ISIG) != 0 || mode.Oflag&unix.OPOST != 0 {
+				t.Errorf("the terminal is not raw: %+v", mode)
+			}
+			if tt.signal != nil {
+				signals <- tt.signal
+			} else {
+				fmt.Fprint(master, tt.keys)
+			}
+			if status := <-ended; status != tt.status {
+				t.Errorf("status %d, want %d", status, tt.status)
+			}
+			if after := modeOf(t, slave); after != before {
+				t.Errorf("the terminal is left as %+v, was %+v", after, before)
+			}
+			fmt.Fprint(slave, endMark)
+			<-seen.done
+			if !strings.Contains(seen.String(), tt.shown) {
+				t.Errorf("it shows %q, want %q", seen, tt.shown)
+			}
+		})
+	}
+}
+
+// TestExecWithoutATerminal checks that -i -t is refused, and -t alone works.
+func TestExecWithoutATerminal(t *testing.T) {
+	for _, tt := range []struct {
+		flags  []string
+		status int
+		stderr string
+	}{{[]string{"-t", "-i"}, exitOwn, "standard input is not a terminal"}, {[]string{"-t"}, 0, ""}, {[]string{"-i"}, 0, ""}} {
+		w := newWorld(t, "")
+		var errs bytes.Buffer
+		w.app.stderr = &errs
+		args := append([]string{"exec", "--workspace", w.dir, "--backend", "gvisor"}, tt.flags...)
+		if status := run(t.Context(), append(args, "true"), w.env, w.app); status != tt.status || !strings.Contains(errs.String(), tt.stderr) {
+			t.Errorf("%q: status %d, %q", tt.flags, status, &errs)
+		}
+	}
+}
+
 // The end of input is reported once, and no question follows.
 func TestNothingIsAskedAfterTheEndOfInput(t *testing.T) {
 	const three = "  - calls: [{tool: shell, input: {command: one}}, {tool: shell, input: {command: two}}]\n" +

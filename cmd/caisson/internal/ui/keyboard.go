@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"golang.org/x/term"
 )
 
 // KeyPressed drops unread input of a terminal, waits for a key, and reports whether one
@@ -31,8 +32,8 @@ func KeyPressed(ctx context.Context, tty *os.File, wait time.Duration) (pressed 
 	return awaitKey(ctx, fd, wait)
 }
 
-// TerminalKeys switches a terminal between lines and single keys without echo. Keys
-// still send signals.
+// TerminalKeys switches a terminal between lines, single keys without echo that still
+// send signals, and raw keys.
 type TerminalKeys struct {
 	tty   *os.File
 	mu    sync.Mutex
@@ -65,6 +66,25 @@ func (k *TerminalKeys) SetSingle(on bool) {
 	keys.Lflag &^= unix.ICANON | unix.ECHO
 	keys.Cc[unix.VMIN], keys.Cc[unix.VTIME] = 1, 0
 	_ = unix.IoctlSetTermios(fd, unix.TCSETS, &keys) // otherwise it keeps delivering lines, which answer too
+}
+
+// SetRaw makes the terminal deliver every key, control characters included, and
+// show what is written to it unchanged. SetSingle(false) ends that.
+func (k *TerminalKeys) SetRaw() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	fd := int(k.tty.Fd())
+	lines, err := unix.IoctlGetTermios(fd, unix.TCGETS)
+	if err != nil {
+		return err
+	}
+	if _, err := term.MakeRaw(fd); err != nil {
+		return err
+	}
+	if k.lines == nil {
+		k.lines = lines
+	}
+	return nil
 }
 
 // Typed returns the next typed text, or "" after wait.
