@@ -44,7 +44,12 @@ func openMaster(size wire.TerminalSize) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("open /dev/ptmx: %w", err)
 	}
-	err = errors.Join(unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0), ResizeTerminal(fd, size))
+	mode, err := unix.IoctlGetTermios(fd, unix.TCGETS)
+	if err == nil {
+		mode.Iflag |= unix.IUTF8 // so that one key erases a whole character
+		err = unix.IoctlSetTermios(fd, unix.TCSETS, mode)
+	}
+	err = errors.Join(err, unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0), ResizeTerminal(fd, size))
 	if err != nil {
 		return 0, errors.Join(err, unix.Close(fd))
 	}
