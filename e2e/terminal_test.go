@@ -88,8 +88,8 @@ func TestExecOnATerminal(t *testing.T) {
 		if err := unix.IoctlSetWinsize(int(c.terminal.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 41, Col: 111}); err != nil {
 			t.Fatal(err)
 		}
-		c.send(t, "until stty size | grep '41 111'; do :; done; cat; echo status $?\r")
-		c.waitFor(t, "\n41 111\r\n")
+		c.send(t, "until stty size | grep '41 111'; do :; done; sh -c \"echo re''ady; exec cat\"\r")
+		c.waitFor(t, "\n41 111\r\nready\r\n")
 		c.send(t, "\x03")
 		c.waitFor(t, "go: ")
 		c.send(t, "echo $((100+31)); exit 5\r")

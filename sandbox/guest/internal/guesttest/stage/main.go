@@ -77,7 +77,7 @@ func buildRoot(p plan.Plan) error {
 		return err
 	}
 	in := func(path string) string { return filepath.Join(p.Root, path) }
-	for _, dir := range []string{"usr", "etc", "proc", "dev", "tmp", "workspace", ".caisson", "home/agent", "sys/fs/cgroup"} {
+	for _, dir := range []string{"usr", "etc", "proc", "dev/pts", "tmp", "workspace", ".caisson", "home/agent", "sys/fs/cgroup"} {
 		if err := os.MkdirAll(in(dir), 0o755); err != nil {
 			return err
 		}
@@ -94,7 +94,7 @@ func buildRoot(p plan.Plan) error {
 		{Source: p.Guest, Path: ".caisson/guest", File: true, ReadOnly: true},
 		{Source: p.Workspace, Path: "workspace"},
 	}
-	for _, dev := range []string{"null", "zero", "urandom", "full"} {
+	for _, dev := range []string{"null", "zero", "urandom", "full", "tty"} {
 		binds = append(binds, plan.Bind{Source: "/dev/" + dev, Path: "dev/" + dev, File: true})
 	}
 	for _, b := range append(binds, p.Binds...) {
@@ -103,6 +103,12 @@ func buildRoot(p plan.Plan) error {
 		}
 	}
 	if err := mount("proc", in("proc"), "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+		return err
+	}
+	if err := mount("devpts", in("dev/pts"), "devpts", unix.MS_NOSUID|unix.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0600"); err != nil {
+		return err
+	}
+	if err := os.Symlink("pts/ptmx", in("dev/ptmx")); err != nil {
 		return err
 	}
 	for _, dir := range []string{"tmp", "home/agent"} {
