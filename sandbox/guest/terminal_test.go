@@ -123,7 +123,6 @@ func TestTerminalKeys(t *testing.T) {
 		"^D":              {script: "cat; echo ended", keys: "\x04", rest: "ended\r\n"},
 		"the end":         {script: "cat; echo ended", close: true, rest: "ended\r\n"},
 		"the end in line": {script: "cat; echo ended", keys: "abc", close: true, rest: "abcended\r\n"},
-		"the shell's end": {script: "cat; cat; echo ended", close: true, rest: "ended\r\n"},
 		"a raw terminal":  {script: "stty raw; echo set; head -c 3 | od -An -tx1", keys: "\x03\x04\r", rest: "\n 03 04 0d\n"},
 	} {
 		t.Run(name, func(t *testing.T) {

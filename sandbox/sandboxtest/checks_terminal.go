@@ -142,9 +142,12 @@ func checkOnTerminal(ctx context.Context, e *env) error {
 	if _, err := t.await(ctx, `line "grüße 世界"`); err != nil {
 		return err
 	}
+	if err := t.typeKeys("rest"); err != nil {
+		return err
+	}
 	exit, err := t.end(ctx, true)
-	if err == nil && exit.Status.Code != 7 {
-		err = fmt.Errorf("at the end of input: %s", exit.Status)
+	if err == nil && (exit.Status.Code != 7 || !strings.HasSuffix(t.text(), "line \"rest\"\n")) {
+		err = fmt.Errorf("at the end of input: %s, %q", exit.Status, t.text())
 	}
 	return err
 }

@@ -227,7 +227,9 @@ func (c *command) notStarted(err error) (*wire.Exit, *wire.Refused) {
 
 func (c *command) copyInput(stdin *os.File) {
 	defer func() { _ = stdin.Close() }()
+	last := byte('\n')
 	for b := c.stdin.Next(); b != nil; b = c.stdin.Next() {
+		last = b[len(b)-1]
 		if err := c.writeAll(stdin, b); err != nil {
 			c.stdin.Break()
 			_ = c.s.o.Writer.Send(wire.Frame{Stream: c.id, Type: wire.TypeStop, Channel: wire.Stdin})
@@ -238,7 +240,7 @@ func (c *command) copyInput(stdin *os.File) {
 		}
 	}
 	if _, ended := c.stdin.Total(); ended && c.request.Terminal != nil {
-		c.typeEnd(stdin)
+		c.typeEnd(stdin, last != '\n' && last != '\r')
 	}
 }
 

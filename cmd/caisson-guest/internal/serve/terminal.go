@@ -14,19 +14,23 @@ func (c *command) resize(size wire.TerminalSize) {
 	onDescriptor(c.terminal.Load(), func(fd int) { _ = spawn.ResizeTerminal(fd, size) }) // an ended one has no size
 }
 
-// typeEnd types the terminal's end-of-file character, twice: the first one ends
-// an unfinished line, or the program that reads; the second one then ends that
-// program, or the shell that started it.
-func (c *command) typeEnd(terminal *os.File) {
+// typeEnd types the terminal's end-of-file character: twice in a line, since the
+// first one only ends that. More would lose the first one in gVisor (20260905).
+func (c *command) typeEnd(terminal *os.File, inLine bool) {
 	var end byte // 0 is none
 	onDescriptor(terminal, func(fd int) {
 		if mode, err := unix.IoctlGetTermios(fd, unix.TCGETS); err == nil {
 			end = mode.Cc[unix.VEOF]
 		}
 	})
-	if end != 0 {
-		_ = c.writeAll(terminal, []byte{end, end}) // a program that has ended reads none
+	if end == 0 {
+		return
 	}
+	keys := []byte{end}
+	if inLine {
+		keys = append(keys, end)
+	}
+	_ = c.writeAll(terminal, keys) // a program that has ended reads none
 }
 
 // onDescriptor calls f with the descriptor of a file that may be nil or closed.
