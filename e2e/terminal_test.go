@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -58,6 +59,8 @@ func (c *typed) wantRaw(t *testing.T) {
 // wantEnd waits for the program's end with a status and the terminal as it was.
 func (c *typed) wantEnd(t *testing.T, status int) {
 	t.Helper()
+	late := time.AfterFunc(deadline, func() { _ = c.program.Process.Kill() })
+	defer late.Stop()
 	_ = c.program.Wait()
 	if got := c.program.ProcessState.ExitCode(); got != status {
 		c.mu.Lock()
@@ -106,7 +109,7 @@ func TestExecOnATerminal(t *testing.T) {
 		c = m.typeInto(t, args...)
 		c.waitFor(t, "go: ")
 		c.wantRaw(t)
-		c.send(t, "kill -9 -1\r") // all processes of the sandbox but the guest
+		c.send(t, "sleep 1000 & kill -9 $$\r")
 		c.wantEnd(t, 137)
 		m.wantNothingLeft(t)
 	})
