@@ -586,7 +586,7 @@ func TestClientGone(t *testing.T) {
 // TestUnread checks that an agent that doesn't read its answer doesn't hold a call.
 func TestUnread(t *testing.T) {
 	mock := &mockmodel.Model{Steps: []mockmodel.Step{{Text: strings.Repeat("again and again ", 1000), Endless: true}}}
-	s := newSetup(t, Chat, mock, 0, func(o *Options) { o.Profiles[0].IdleTimeout = 200 * time.Millisecond })
+	s := newSetup(t, Chat, mock, 0, func(o *Options) { o.Profiles[0].IdleTimeout = time.Second })
 	conn, err := net.Dial("tcp", strings.TrimPrefix(s.url, "http://"))
 	if err != nil {
 		t.Fatal(err)
@@ -625,14 +625,15 @@ func TestCallsAtOnce(t *testing.T) {
 		mock.ServeHTTP(w, r)
 	}), 0, nil)
 	var wg sync.WaitGroup
-	for range maxCalls + 4 {
+	const atOnce = 8
+	for range atOnce + 4 {
 		wg.Go(func() {
 			if got := send(t, http.MethodPost, s.url+"/v1/chat/completions", `{"model":"fast"}`); got.status != 200 {
 				t.Errorf("%+v", got)
 			}
 		})
 	}
-	for range maxCalls {
+	for range atOnce {
 		<-arrived
 	}
 	for len(s.bridge.waiting) < 4 {

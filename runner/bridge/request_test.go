@@ -97,6 +97,8 @@ func TestRefusedRequests(t *testing.T) {
 		{Anthropic, message(`{"type":"image","source":{"type":"url","url":"https://x/y.png"}}`), false},
 		{Anthropic, message(`{"type":"document","source":{"type":"url","url":"https://x/y.pdf"}}`), false},
 		{Anthropic, message(`{"type":"document","source":{"type":"file","file_id":"file_1"}}`), false},
+		{Anthropic, message(`{"type":"document","source":{"type":"file","id":"file_1"}}`), false},
+		{Anthropic, message(`{"type":"document","source":{"url":"https://x/y.pdf"}}`), false},
 		{Anthropic, message(`{"type":"document","source":{"type":"content","content":[{"type":"image","source":{"type":"url","url":"https://x"}}]}}`), false},
 		{Anthropic, message(`{"type":"tool_result","content":[{"type":"image","source":{"type":"url","url":"https://x"}}]}`), false},
 		{Anthropic, message(`{"type":"tool_use","input":{"source":{"type":"url","url":"https://x"},"image_url":"https://x","file_id":"a"}}`), true},
