@@ -183,7 +183,7 @@ func TestUsage(t *testing.T) {
 // by its last count.
 func TestLearns(t *testing.T) {
 	mock := &mockmodel.Model{Steps: []mockmodel.Step{{Usage: &limits.Usage{InputTokens: 20_000, OutputTokens: 5}}}}
-	s := newSetup(t, Anthropic, mock, 30_000, nil)
+	s := newSetup(t, Anthropic, mock, 35_000, nil)
 	request := streams(40_000)[Anthropic]
 	if got := send(t, http.MethodPost, s.url+request[0], request[1]); got.status != 200 {
 		t.Fatalf("%+v", got)
