@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 )
@@ -70,6 +71,13 @@ func (q *request) walkMember(m member, kind string, depth int) error {
 		if q.endpoint.protocol == Gemini {
 			return nil // of a call and its result
 		}
+	case "tools":
+		// Known places were filtered; elsewhere a tool of the provider is refused.
+		_, removed, err := q.keptTools(m.value, false)
+		if err == nil && (len(removed) > 0 || m.value[0] == '{') {
+			err = errors.New("tools that the provider runs can't be in a conversation")
+		}
+		return err
 	case "fileid", "containerid":
 		if string(m.value) != "null" {
 			return fmt.Errorf("%s names something that is stored at the provider, which requests may not use", m.name)

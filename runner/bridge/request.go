@@ -85,7 +85,7 @@ func (q *request) rewrite(raw []byte) error {
 			return errors.New("stream must be true or false")
 		}
 	}
-	for _, step := range []func() error{q.refuseMembers, q.removeMembers, q.filterTools, q.checkMedia} {
+	for _, step := range []func() error{q.refuseMembers, q.removeMembers, q.filterTools, q.filterItems, q.checkMedia} {
 		if err := step(); err != nil {
 			return err
 		}
@@ -186,6 +186,41 @@ func (q *request) filterTools() error {
 		}
 	}
 	return q.dropChoice(removed)
+}
+
+// filterItems does the same in the items of Responses' input. Codex gives its tools to
+// some models in an item, additional_tools.
+func (q *request) filterItems() error {
+	if q.endpoint.protocol != Responses {
+		return nil
+	}
+	items := elements(q.body.value("input"))
+	changed := false
+	for i, raw := range items {
+		if raw[0] != '{' {
+			continue
+		}
+		item, err := parseObject(raw)
+		if err != nil {
+			return fmt.Errorf("input: %w", err)
+		}
+		kept, removed, err := q.keptTools(item.value("tools"), false)
+		if err != nil {
+			return err
+		}
+		if len(removed) > 0 {
+			item.set("tools", encodeArray(kept))
+			items[i] = item.encode()
+			changed = true
+			if err := q.dropChoice(removed); err != nil {
+				return err
+			}
+		}
+	}
+	if changed {
+		q.body.set("input", encodeArray(items))
+	}
+	return nil
 }
 
 // keptTools returns the tools to keep, and the types and names of the others. inner is

@@ -11,6 +11,7 @@
 package mockmodel
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"fmt"
@@ -51,7 +52,11 @@ type Step struct {
 // Call is a tool call.
 type Call struct {
 	Name      string
-	Arguments string // a JSON object
+	Arguments string // a JSON object, or any text if Custom is set
+	// Custom makes it a call of one of Responses' custom tools. Namespace is that of
+	// the tool in Responses, "" for none.
+	Custom    bool
+	Namespace string
 }
 
 // Request is a request that a [Model] answered or refused.
@@ -135,14 +140,15 @@ func (m *Model) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		a.writeJSON(object{"totalTokens": a.inputTokens()})
 	case path == "/responses/compact":
 		a.writeJSON(object{
-			"id": "resp_mock", "object": "response.compaction", "created_at": a.now(),
+			"id": "resp_mock", "object": "response.compaction", "created_at": created,
 			"output": []object{{"type": "compaction", "id": "cmp_mock", "encrypted_content": "bW9jaw=="}}, "usage": a.responsesUsage(),
 		})
 	default:
 		a.refuse(path, http.StatusNotFound, "no such endpoint")
 	}
 	if write != nil {
-		a.step = m.takeStep(len(a.asked.Tools) > 0)
+		// Codex offers its tools to some models in an item of the input.
+		a.step = m.takeStep(len(a.asked.Tools) > 0 || bytes.Contains(body, []byte(`"additional_tools"`)))
 		a.play(path, write)
 	}
 }
@@ -177,7 +183,8 @@ type answer struct {
 	sequence    int
 }
 
-func (a *answer) now() int64 { return time.Now().Unix() }
+// created is the time of all answers, so that the same request has the same answer.
+const created = 1_764_547_200
 
 func (a *answer) play(path string, write func()) {
 	if a.step.Text == "" && len(a.step.Calls) == 0 {

@@ -82,7 +82,7 @@ func (a *answer) responsesUsage() any {
 // writeResponse answers in OpenAI's Responses protocol.
 func (a *answer) writeResponse() {
 	response := object{
-		"id": callID("resp", 0, a.size), "object": "response", "created_at": a.now(), "model": a.asked.Model, "status": "in_progress",
+		"id": callID("resp", 0, a.size), "object": "response", "created_at": created, "model": a.asked.Model, "status": "in_progress",
 		"error": nil, "incomplete_details": nil, "instructions": nil, "output": []object{}, "parallel_tool_calls": true, "tool_choice": "auto", "tools": []object{}, "usage": nil,
 	}
 	send := func(kind string, o object) {
@@ -99,9 +99,16 @@ func (a *answer) writeResponse() {
 		output = append(output, a.sendResponseText(send))
 	}
 	for i, c := range a.step.Calls {
+		if c.Custom {
+			output = append(output, a.sendCustomCall(send, i, len(output), c))
+			continue
+		}
 		at := len(output)
 		id := callID("fc", i, a.size)
 		item := object{"type": "function_call", "id": id, "call_id": callID("call", i, a.size), "name": c.Name, "arguments": "", "status": "in_progress"}
+		if c.Namespace != "" {
+			item["namespace"] = c.Namespace
+		}
 		send("response.output_item.added", object{"output_index": at, "item": item})
 		arguments := string(c.arguments())
 		a.forPieces(arguments, false, func(p string) {
@@ -128,6 +135,23 @@ func (a *answer) writeResponse() {
 		return
 	}
 	a.writeJSON(response)
+}
+
+// sendCustomCall sends the events of a call of a custom tool, and returns the call.
+func (a *answer) sendCustomCall(send func(string, object), i, at int, c Call) object {
+	id := callID("ctc", i, a.size)
+	item := object{"type": "custom_tool_call", "id": id, "call_id": callID("call", i, a.size), "name": c.Name, "input": "", "status": "in_progress"}
+	if c.Namespace != "" {
+		item["namespace"] = c.Namespace
+	}
+	send("response.output_item.added", object{"output_index": at, "item": item})
+	a.forPieces(c.Arguments, false, func(p string) {
+		send("response.custom_tool_call_input.delta", object{"item_id": id, "output_index": at, "delta": p})
+	})
+	send("response.custom_tool_call_input.done", object{"item_id": id, "output_index": at, "input": c.Arguments})
+	item["input"], item["status"] = c.Arguments, "completed"
+	send("response.output_item.done", object{"output_index": at, "item": item})
+	return item
 }
 
 // sendResponseText sends the events of a message with the step's text, and returns
@@ -170,7 +194,7 @@ func (a *answer) writeChat() {
 	case len(a.step.Calls) > 0:
 		reason = "tool_calls"
 	}
-	completion := object{"id": callID("chatcmpl", 0, a.size), "object": "chat.completion", "created": a.now(), "model": a.asked.Model}
+	completion := object{"id": callID("chatcmpl", 0, a.size), "object": "chat.completion", "created": created, "model": a.asked.Model}
 	if !a.asked.Stream {
 		message := object{"role": "assistant", "content": a.step.Text, "refusal": nil}
 		var calls []object
