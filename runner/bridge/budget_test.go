@@ -29,34 +29,36 @@ func streams(size int) map[Protocol][2]string {
 // at the budget, that the agent is told why, and that its next request is refused with
 // status 400.
 func TestCutInStream(t *testing.T) {
-	const budget = 20_000
 	for p, request := range streams(20_000) {
-		t.Run(string(p), func(t *testing.T) {
-			mock := &mockmodel.Model{Steps: []mockmodel.Step{{Text: "Some words that never come to an end. ", Endless: true}}}
-			s := newSetup(t, p, mock, budget, nil)
-			got := send(t, http.MethodPost, s.url+request[0], request[1])
-			end := <-s.ended
-			if got.status != 200 || !strings.Contains(got.body, "caisson: limit tokens reached") || !strings.HasSuffix(got.body, "\n\n") {
-				t.Errorf("%d %q", got.status, got.body[max(0, len(got.body)-500):])
-			}
-			if end.Class != ClassBudget || end.Limit == nil || end.Limit.Kind != limits.KindTokens || !end.Estimated || string(end.Answer) != got.body {
-				t.Errorf("%s %+v", end.Class, end.Limit)
-			}
-			if used := end.Usage.Tokens(); used < budget*95/100 || used > budget*105/100 {
-				t.Errorf("used %d of %d", used, budget)
-			}
-			// What the agent got, counted by hand.
-			if words := strings.Count(got.body, "words"); words*len("Some words that never come to an end. ")/4 > budget-5_000 {
-				t.Errorf("%d repetitions", words)
-			}
-			got = send(t, http.MethodPost, s.url+request[0], request[1])
-			refused := <-s.ended
-			if got.status != 400 || !strings.Contains(got.body, "caisson: limit tokens reached: used") || refused.Class != ClassBudget || refused.Status != 400 || len(mock.Requests()) != 1 {
-				t.Errorf("the next request: %+v, %+v", got, refused)
-			}
-			checkDialect(t, p, got.body)
-		})
+		t.Run(string(p)+" lowered", func(t *testing.T) { testCut(t, p, request, 20_000) })
+		t.Run(string(p), func(t *testing.T) { testCut(t, p, request, 60_000) })
 	}
+}
+
+func testCut(t *testing.T, p Protocol, request [2]string, budget int64) {
+	mock := &mockmodel.Model{Steps: []mockmodel.Step{{Text: "Some words that never come to an end. ", Endless: true}}}
+	s := newSetup(t, p, mock, budget, nil)
+	got := send(t, http.MethodPost, s.url+request[0], request[1])
+	end := <-s.ended
+	if got.status != 200 || !strings.Contains(got.body, "caisson: limit tokens reached") || !strings.HasSuffix(got.body, "\n\n") {
+		t.Errorf("%d %q", got.status, got.body[max(0, len(got.body)-500):])
+	}
+	if end.Class != ClassBudget || end.Limit == nil || end.Limit.Kind != limits.KindTokens || !end.Estimated || string(end.Answer) != got.body {
+		t.Errorf("%s %+v", end.Class, end.Limit)
+	}
+	if used := end.Usage.Tokens(); used < budget*95/100 || used > budget*105/100 {
+		t.Errorf("used %d of %d", used, budget)
+	}
+	// What the agent got, counted by hand.
+	if words := strings.Count(got.body, "words"); int64(words*len("Some words that never come to an end. ")/4) > budget-5_000 {
+		t.Errorf("%d repetitions", words)
+	}
+	got = send(t, http.MethodPost, s.url+request[0], request[1])
+	refused := <-s.ended
+	if got.status != 400 || !strings.Contains(got.body, "caisson: limit tokens reached: used") || refused.Class != ClassBudget || refused.Status != 400 || len(mock.Requests()) != 1 {
+		t.Errorf("the next request: %+v, %+v", got, refused)
+	}
+	checkDialect(t, p, got.body)
 }
 
 // TestExtends checks that an answer longer than its reservation isn't cut while

@@ -462,8 +462,11 @@ func (c *call) withinBudget() bool {
 // end settles and reports the call, whose answer had a status, 0 for none. err is why
 // it broke off, nil if it is whole.
 func (c *call) end(ctx context.Context, status int, err error) {
+	settleErr := c.budget.settle(c.used(status, err))
+	if errors.Is(err, errCut) {
+		c.budget.findLimit(c.r.Context())
+	}
 	class, message := c.classify(ctx, err)
-	used := c.used(status, err)
 	c.report.Status = status
 	switch {
 	case err == nil && status < http.StatusBadRequest && !c.tally.failed:
@@ -476,7 +479,7 @@ func (c *call) end(ctx context.Context, status int, err error) {
 	if err != nil && class != ClassClientGone {
 		abort = !c.tellFailure(class, message)
 	}
-	if settleErr := c.budget.settle(used); settleErr != nil && class == "" {
+	if settleErr != nil && class == "" {
 		class, message, err = ClassBudget, "the use of models can't be counted", settleErr
 	}
 	c.report.Warnings = c.budget.warnings
@@ -585,7 +588,7 @@ func (b *budget) add(e loop.LedgerEntry) {
 
 // extendTime bounds the wait for a further reservation. It is short: if others must
 // settle first, they may be waiting for this one.
-const extendTime = 250 * time.Millisecond
+const extendTime = 100 * time.Millisecond
 
 var errHeld = errors.New("other requests hold the rest")
 
@@ -600,15 +603,32 @@ func (b *budget) covers(ctx context.Context, u limits.Usage) bool {
 		ctx, cancel := context.WithTimeoutCause(ctx, extendTime, errHeld)
 		e, err := b.ledger.Reserve(ctx, b.profile.Name, limits.Demand{Output: over + b.step, MinOutput: over + 1, Price: b.profile.Price})
 		cancel()
-		if err != nil {
+		switch {
+		case err == nil:
+			b.add(e)
+		case b.step >= minOutput/2:
+			b.step /= 2
+		default:
 			b.limit, _ = errors.AsType[*limits.ExceededError](err)
-			if b.limit == nil && len(b.entries) > 0 {
-				b.limit = b.entries[0].Lowered
-			}
 			return false
 		}
-		b.add(e)
 	}
+}
+
+// findLimit finds the limit that cut an answer, once its use is settled. Before, the
+// ledger only waits for this call.
+func (b *budget) findLimit(ctx context.Context) {
+	if b.limit != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, extendTime, errHeld)
+	defer cancel()
+	e, err := b.ledger.Reserve(ctx, b.profile.Name, limits.Demand{Output: minOutput, MinOutput: minOutput, Price: b.profile.Price})
+	if err == nil {
+		_ = e.Settle(nil) // the next request shows a failure
+		return
+	}
+	b.limit, _ = errors.AsType[*limits.ExceededError](err)
 }
 
 // settle replaces the reservations by the actual use, nil for none.
