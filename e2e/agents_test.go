@@ -166,6 +166,27 @@ func (m *machine) bridgedUsage(t *testing.T) limits.Usage {
 	return last.Payload.Usage
 }
 
+// TestAgentsCheck checks an agent that shows its model's answer, and one that doesn't.
+func TestAgentsCheck(t *testing.T) {
+	onBackendsAtOnce(t, func(t *testing.T, backend string) {
+		for name, want := range map[string]struct {
+			script string
+			status int
+			shown  string
+		}{
+			"works":  {`ask /v1/messages '{"model":"m","max_tokens":50,"messages":[{"role":"user","content":"go"}]}'`, 0, "works, "},
+			"silent": {`echo hello`, 1, "did not show the mock's answer: hello"},
+		} {
+			m := newMachine(t)
+			m.provideModel(t, new(mockmodel.Model), askModel+want.script)
+			out := m.run(t, "agents", "check", "mine", "--backend", backend)
+			if out.status != want.status || !strings.Contains(out.stdout, want.shown) {
+				t.Errorf("%s: status %d: %s%s", name, out.status, out.stdout, out.stderr)
+			}
+		}
+	})
+}
+
 // TestAgentBatch runs trials of two agents of the same name with different models, and of
 // nothing, and of an agent whose provider never answers.
 func TestAgentBatch(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/agents"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/runner"
 )
 
 const agentsLong = "Show and install other people's agents, such as Claude Code and Codex, which run in the sandbox and ask\n" +
@@ -188,12 +189,16 @@ func installAgent(ctx context.Context, a *app, profile, image, name string) erro
 	w.Settings.Image, w.Settings.Mode, w.Settings.MCPUse = &image, new("bind"), config.Names{"none"}
 	w.Settings.Egress.Presets = config.Names{"npm"}
 	argv := append([]string{"npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier"}, agent.Packages()...)
-	install := execution{workspace: w, task: "caisson agents install " + name, argv: argv}
-	if err := install.run(ctx, a); err != nil {
-		if e, ok := errors.AsType[*exitError](err); ok && e.status == exitNoProgram {
-			return newFailure(exitFailed, nil, "the image "+image+" has no npm", "Name one that has it, such as --image node:24, or install npm on this machine.")
-		}
+	result, output, err := runAlone(ctx, a, w, "caisson agents install "+name, func(*runner.Options) ([]runner.UserCommand, error) {
+		return []runner.UserCommand{{Argv: argv}}, nil
+	})
+	switch {
+	case err != nil:
 		return err
+	case result.Status.Code == exitNoProgram:
+		return newFailure(exitFailed, nil, "the image "+image+" has no npm", "Name one that has it, such as --image node:24, or install npm on this machine.")
+	case !result.Status.Success():
+		return newFailure(exitFailed, nil, "npm failed, "+result.Status.String()+": "+output.String(), "Check the network, and egress in the configuration.")
 	}
 	program, err := (&agents.Finder{Home: finder.Home, Installed: staging}).Find(agent)
 	if err != nil {

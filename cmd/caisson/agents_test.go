@@ -79,7 +79,7 @@ func TestAgentsInstall(t *testing.T) {
 printf '\177ELF' >@anthropic-ai/claude-code/bin/claude.exe; chmod +x @anthropic-ai/claude-code/bin/claude.exe
 echo '{"version":"2.0.0"}' >@anthropic-ai/claude-code/package.json; ln -s ../@anthropic-ai/claude-code/bin/claude.exe .bin/claude`)
 	for range 2 { // again replaces it
-		if got, out, log := h.run(t, env, "agents", "install", "claude"); got != 0 || out != "installed claude 2.0.0\n" {
+		if got, out, log := h.run(t, env, "agents", "install", "claude"); got != 0 || out != "installed claude 2.0.0\n" || log != "" {
 			t.Fatalf("status %d: %s%s", got, out, log)
 		}
 	}
@@ -90,8 +90,8 @@ echo '{"version":"2.0.0"}' >@anthropic-ai/claude-code/package.json; ln -s ../@an
 	if !strings.Contains(out, "caisson  2.0.0") {
 		t.Errorf("agents ls: %s", out)
 	}
-	npm("exit 3")
-	if got, out, log := h.run(t, env, "agents", "install", "claude"); got != 3 || out != "" {
+	npm("echo no registry; exit 3")
+	if got, out, log := h.run(t, env, "agents", "install", "claude"); got != exitFailed || out != "" || !strings.Contains(log, "no registry") {
 		t.Errorf("npm fails: status %d: %s%s", got, out, log)
 	}
 	npm("true")

@@ -76,6 +76,9 @@ key is needed, and no model is asked. Without names, the installed agents are ch
 	}, &f, usesConfig|startsSandbox|interruptible, statuses{exitFailed: "an agent does not work"})
 }
 
+// checkTime bounds the run of one agent. The slowest takes seconds.
+const checkTime = 3 * time.Minute
+
 // checkAgents checks the agents with the given names, or the installed ones.
 func checkAgents(ctx context.Context, a *app, f workspaceFlags, names []string) ([]checkedAgent, error) {
 	s, err := loadSettings(a, f.Settings, f.Profile)
@@ -89,20 +92,20 @@ func checkAgents(ctx context.Context, a *app, f workspaceFlags, names []string) 
 	finder := s.agentFinder(resolvePath("."))
 	var list []checkedAgent
 	for _, name := range names {
-		agent, err := agents.New(&s.conf, name)
-		if err != nil {
+		r := &agentRun{}
+		if r.Agent, err = agents.New(&s.conf, name); err != nil {
 			return nil, err
 		}
-		program, err := finder.Find(agent)
+		r.program, err = finder.Find(r.Agent)
 		switch {
 		case installed && errors.Is(err, agents.ErrNotInstalled):
 			continue
 		case err != nil:
-			list = append(list, checkedAgent{Name: name, Problem: "missing: " + missingProgram(agent, err)})
+			list = append(list, checkedAgent{Name: name, Problem: "missing: " + missingProgram(r.Agent, err)})
 			continue
 		}
-		one := checkedAgent{Name: name, Version: program.Version}
-		if err := tryAgent(ctx, a, f, &one); err != nil {
+		one, err := tryAgent(ctx, a, f, r)
+		if err != nil {
 			return nil, err
 		}
 		list = append(list, one)
@@ -111,69 +114,81 @@ func checkAgents(ctx context.Context, a *app, f workspaceFlags, names []string) 
 }
 
 // tryAgent runs an agent with a mock for its model. An error is about the sandbox.
-func tryAgent(ctx context.Context, a *app, f workspaceFlags, one *checkedAgent) error {
+func tryAgent(ctx context.Context, a *app, f workspaceFlags, r *agentRun) (one checkedAgent, _ error) {
 	word := rand.Text()
 	base, stop, err := serveMock(ctx, &mockmodel.Model{Steps: []mockmodel.Step{{Text: word}}})
 	if err != nil {
-		return err
+		return one, err
 	}
 	defer stop()
 	dir, err := os.MkdirTemp("", "caisson-agent-")
 	if err != nil {
-		return err
+		return one, err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	f.Workspace = dir
-	s, err := openSessionBuilder(a, f)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	s.orders = true
-	u := newInterface(a, false)
-	ctx, force, _, stopSignals := a.handleInterrupts(ctx, u.printNotice)
-	defer stopSignals()
-	defer u.close(ctx)
-	r, err := s.findProgram(&s.conf, one.Name, s.workspace.Path)
-	if err != nil {
-		return err
-	}
-	s.addAgent(r)
+	one.Name, one.Version = r.Name, r.program.Version
 	r.models = map[string]config.SelectedModel{config.AnyModel: {
 		Profile: "mock", Provider: "openai", Price: &limits.Price{}, ModelOptions: loop.ModelOptions{Model: "mock-model", BaseURL: base},
 	}}
-	o, err := s.modelessOptions(ctx, "caisson agents check "+one.Name, u)
+	began := time.Now()
+	result, output, err := runAlone(ctx, a, f, "caisson agents check "+r.Name, func(o *runner.Options) (_ []runner.UserCommand, err error) {
+		if o.Bridge, err = r.bridge(); err != nil {
+			return nil, err
+		}
+		list, err := r.commands(agents.Run{Instruction: "Say hello. Use no tool.", Workspace: sandbox.Workspace{Target: o.Target}.MountPoint()})
+		for i := range list {
+			list[i].Timeout = checkTime
+		}
+		return list, err
+	}, r.mounts()...)
 	if err != nil {
-		return err
+		return one, err
 	}
-	if o.Bridge, err = r.bridge(); err != nil {
-		return err
-	}
-	commands, err := r.commands(agents.Run{Instruction: "Say hello. Use no tool.", Workspace: sandbox.Workspace{Target: o.Target}.MountPoint()})
+	one.Seconds = time.Since(began).Seconds()
+	one.judge(result, output, word)
+	return one, nil
+}
+
+// runAlone runs the commands of prepare, which may change the session's options, until one
+// fails. It returns the result of the last one and the end of their output. Nobody is told
+// what files they left.
+func runAlone(ctx context.Context, a *app, f workspaceFlags, task string, prepare func(*runner.Options) ([]runner.UserCommand, error), mounts ...runner.UserMount) (result runner.UserResult, output lastOutput, _ error) {
+	s, err := openSessionBuilder(a, f)
 	if err != nil {
-		return err
+		return result, nil, err
+	}
+	defer s.close()
+	s.orders, s.moreMounts = true, mounts
+	u := newInterface(a, false)
+	ctx, force, _, stop := a.handleInterrupts(ctx, u.printNotice)
+	defer stop()
+	defer u.close(ctx)
+	o, err := s.modelessOptions(ctx, task, u)
+	if err != nil {
+		return result, nil, err
+	}
+	commands, err := prepare(&o)
+	if err != nil {
+		return result, nil, err
 	}
 	u.observe(&o, force)
 	session, err := runner.Open(ctx, o)
 	if err != nil {
-		return cmp.Or(interruption(ctx), err)
+		return result, nil, cmp.Or(interruption(ctx), err)
 	}
-	began := time.Now()
-	var output lastOutput
-	var result runner.UserResult
 	for _, c := range commands {
 		c.Stdout, c.Stderr = &output, &output
 		if result, err = session.Exec(ctx, c); err != nil || !result.Status.Success() {
 			break
 		}
 	}
-	one.Seconds = time.Since(began).Seconds()
-	u.showEnd(ctx, session.Close())
+	session.Close()
+	u.showEnd(ctx, runner.Report{})
 	if err != nil || ctx.Err() != nil {
-		return cmp.Or(interruption(ctx), err, context.Cause(ctx))
+		return result, nil, cmp.Or(interruption(ctx), err, context.Cause(ctx))
 	}
-	one.judge(result, output, word)
-	return nil
+	return result, output, nil
 }
 
 // judge sets the result of a run.
@@ -193,7 +208,7 @@ func (c *checkedAgent) judge(result runner.UserResult, output lastOutput, word s
 		c.Works = true
 		return
 	}
-	c.Output = strings.TrimSpace(string(output))
+	c.Output = output.String()
 }
 
 // lastOutput keeps the end of an output.
@@ -209,6 +224,9 @@ func (l *lastOutput) Write(p []byte) (int, error) {
 	}
 	return len(p), nil
 }
+
+// String returns the output without blank lines around it.
+func (l lastOutput) String() string { return strings.TrimSpace(string(l)) }
 
 // serveMock serves a mock on a loopback address, whose base URL it returns, until stop.
 func serveMock(ctx context.Context, m *mockmodel.Model) (base string, stop func(), err error) {
