@@ -189,7 +189,7 @@ func installAgent(ctx context.Context, a *app, profile, image, name string) erro
 	w.Settings.Image, w.Settings.Mode, w.Settings.MCPUse = &image, new("bind"), config.Names{"none"}
 	w.Settings.Egress.Presets = config.Names{"npm"}
 	argv := append([]string{"npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier"}, agent.Packages()...)
-	result, output, err := runAlone(ctx, a, w, "caisson agents install "+name, func(*runner.Options) ([]runner.UserCommand, error) {
+	result, output, err := runAlone(ctx, a, w, "caisson agents install "+name, nil, func(*runner.Options) ([]runner.UserCommand, error) {
 		return []runner.UserCommand{{Argv: argv}}, nil
 	})
 	switch {

@@ -132,7 +132,7 @@ func tryAgent(ctx context.Context, a *app, f workspaceFlags, r *agentRun) (one c
 		Profile: "mock", Provider: "openai", Price: &limits.Price{}, ModelOptions: loop.ModelOptions{Model: "mock-model", BaseURL: base},
 	}}
 	began := time.Now()
-	result, output, err := runAlone(ctx, a, f, "caisson agents check "+r.Name, func(o *runner.Options) (_ []runner.UserCommand, err error) {
+	result, output, err := runAlone(ctx, a, f, "caisson agents check "+r.Name, r, func(o *runner.Options) (_ []runner.UserCommand, err error) {
 		if o.Bridge, err = r.bridge(); err != nil {
 			return nil, err
 		}
@@ -141,7 +141,7 @@ func tryAgent(ctx context.Context, a *app, f workspaceFlags, r *agentRun) (one c
 			list[i].Timeout = checkTime
 		}
 		return list, err
-	}, r.mounts()...)
+	})
 	if err != nil {
 		return one, err
 	}
@@ -151,15 +151,20 @@ func tryAgent(ctx context.Context, a *app, f workspaceFlags, r *agentRun) (one c
 }
 
 // runAlone runs the commands of prepare, which may change the session's options, until one
-// fails. It returns the result of the last one and the end of their output. Nobody is told
-// what files they left.
-func runAlone(ctx context.Context, a *app, f workspaceFlags, task string, prepare func(*runner.Options) ([]runner.UserCommand, error), mounts ...runner.UserMount) (result runner.UserResult, output lastOutput, _ error) {
+// fails. r is the agent that they need, or nil. It returns the result of the last one and
+// the end of their output. Nobody is told what files they left.
+func runAlone(ctx context.Context, a *app, f workspaceFlags, task string, r *agentRun, prepare func(*runner.Options) ([]runner.UserCommand, error)) (result runner.UserResult, output lastOutput, _ error) {
 	s, err := openSessionBuilder(a, f)
 	if err != nil {
 		return result, nil, err
 	}
 	defer s.close()
-	s.orders, s.moreMounts = true, mounts
+	s.orders = true
+	var quiet []string
+	if r != nil {
+		s.addAgent(r)
+		quiet = r.QuietHosts
+	}
 	u := newInterface(a, false)
 	ctx, force, _, stop := a.handleInterrupts(ctx, u.printNotice)
 	defer stop()
@@ -172,7 +177,7 @@ func runAlone(ctx context.Context, a *app, f workspaceFlags, task string, prepar
 	if err != nil {
 		return result, nil, err
 	}
-	u.observe(&o, force)
+	u.observe(&o, force, quiet...)
 	session, err := runner.Open(ctx, o)
 	if err != nil {
 		return result, nil, cmp.Or(interruption(ctx), err)

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"os"
 	"strings"
 	"testing"
 
@@ -153,5 +154,28 @@ func TestArchive(t *testing.T) {
 	want := []string{"drwx------ .a/ ", "drwx------ .a/b/ ", "-rw------- .a/b/c.json {}", "-rw------- .a/b/d ", "-rw------- e x"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// TestPinnedPrograms compares the definitions with the packages that the end-to-end tests
+// install.
+func TestPinnedPrograms(t *testing.T) {
+	text, err := os.ReadFile("../../../../e2e/testdata/agents/package.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pinned struct{ Dependencies map[string]string }
+	if err := json.Unmarshal(text, &pinned); err != nil {
+		t.Fatal(err)
+	}
+	names := new(config.Config).AgentNames()
+	for _, name := range names {
+		a := find(t, name)
+		if pkg := packageName(*a.NPM); *a.NPM != pkg+"@"+pinned.Dependencies[pkg] {
+			t.Errorf("%s is %s, the tests install %s", name, *a.NPM, pinned.Dependencies[pkg])
+		}
+	}
+	if len(pinned.Dependencies) != len(names) {
+		t.Errorf("%d packages for %d agents", len(pinned.Dependencies), len(names))
 	}
 }
