@@ -16,6 +16,9 @@ import (
 	"github.com/caisson-run/caisson/sandbox/sandboxtest/internal/probing"
 )
 
+// terminalTime bounds a check that waits for what a terminal shows.
+const terminalTime = 30 * time.Second
+
 func terminalChecks() []check {
 	return []check{
 		{name: "a terminal is what was asked for", run: checkOnTerminal},
@@ -35,19 +38,21 @@ type typist struct {
 	resizes chan sandbox.TerminalSize
 	process sandbox.Process
 	out     safeBuffer
-	read    int // of the output with LF line ends
+	errOut  safeBuffer // must stay empty
+	read    int        // of the output with LF line ends
 }
 
-// startOnTerminal starts a command on a terminal. The caller ends it.
+// startOnTerminal starts a command on a terminal. The caller ends it, or ctx.
 func (e *env) startOnTerminal(ctx context.Context, cmd sandbox.Command) (*typist, error) {
 	r, w := io.Pipe()
 	t := &typist{e: e, keys: w, resizes: make(chan sandbox.TerminalSize)}
-	cmd.Stdin, cmd.Stdout, cmd.Grace = r, &t.out, testGrace
+	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.Grace = r, &t.out, &t.errOut, testGrace
 	cmd.Terminal = &sandbox.Terminal{TerminalSize: sandbox.TerminalSize{Rows: 24, Columns: 80}, Resizes: t.resizes}
 	var err error
 	if t.process, err = e.sb.Start(ctx, cmd); err != nil {
 		return nil, errors.Join(err, w.Close())
 	}
+	context.AfterFunc(ctx, func() { _ = w.Close() })
 	return t, nil
 }
 
@@ -79,6 +84,9 @@ func (t *typist) await(ctx context.Context, want string) (string, error) {
 		if before, _, ok := strings.Cut(t.text(), want); ok {
 			t.read += len(before) + len(want)
 			return before + want, nil
+		}
+		if text := t.errOut.String(); text != "" {
+			return "", fmt.Errorf("standard error has %q", text)
 		}
 		select {
 		case <-tick.C:
@@ -115,7 +123,7 @@ size 24 80
 // checkOnTerminal checks size and ownership, 200 resizes, lines in UTF-8 and
 // the end of input.
 func checkOnTerminal(ctx context.Context, e *env) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, terminalTime)
 	defer cancel()
 	t, err := e.startOnTerminal(ctx, sandbox.Command{Argv: probeArgv("on-terminal")})
 	if err != nil {
@@ -153,7 +161,7 @@ func checkOnTerminal(ctx context.Context, e *env) error {
 }
 
 func checkTerminalKeys(ctx context.Context, e *env) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, terminalTime)
 	defer cancel()
 	for keys, want := range map[string]sandbox.ExitStatus{
 		"\x03": {Code: -1, Signal: 2}, "\x04": {Code: 7},
@@ -181,7 +189,7 @@ func checkTerminalKeys(ctx context.Context, e *env) error {
 
 // checkTerminalJobs stops, resumes and interrupts a shell's job.
 func checkTerminalJobs(ctx context.Context, e *env) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, terminalTime)
 	defer cancel()
 	t, err := e.startOnTerminal(ctx, sandbox.Command{Argv: []string{"sh", "-i"}, Variables: []string{"PS1=go: ", "ENV=", "TERM=dumb"}})
 	if err != nil {
@@ -214,6 +222,8 @@ func checkTerminalJobs(ctx context.Context, e *env) error {
 }
 
 func checkTerminalFlood(ctx context.Context, e *env) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
 	const size = 10 << 20
 	t, err := e.startOnTerminal(ctx, sandbox.Command{Argv: probeArgv("flood-terminal", strconv.Itoa(size))})
 	if err != nil {
@@ -235,6 +245,8 @@ func checkTerminalFlood(ctx context.Context, e *env) error {
 // checkTerminalDaemons leaves daemons in sessions of their own that ignore
 // SIGTERM and SIGHUP, by a cancellation and by an end.
 func checkTerminalDaemons(ctx context.Context, e *env) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
 	for _, stay := range []bool{true, false} {
 		m := newMarker()
 		argv := probeArgv("daemons", "3", m)
@@ -290,7 +302,7 @@ func checkTerminalIdentity(ctx context.Context, e *env) error {
 	if e.target.SingleUID {
 		return attestsLoss(e, "identity")
 	}
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, terminalTime)
 	defer cancel()
 	for owner, other := range []int{1, 0} {
 		t, err := e.startOnTerminal(ctx, sandbox.Command{Argv: probeArgv("on-terminal"), Dir: sandbox.WorkspaceDir, Identity: owner})
