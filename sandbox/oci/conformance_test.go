@@ -3,6 +3,7 @@ package oci
 import (
 	"context"
 	"os"
+	"syscall"
 	"testing"
 
 	"github.com/caisson-run/caisson/images"
@@ -81,10 +82,15 @@ func conformanceTarget(b *bed) sandboxtest.Target {
 	if b.backend.options.Isolation == sandbox.IsolationProcess {
 		target.RootRefused = !b.backend.rootless
 	}
-	if !b.backend.rootless {
+	switch {
+	case !b.backend.rootless:
 		target.Pause = func(ctx context.Context, sb sandbox.Sandbox) error {
 			_, err := b.backend.runtime.callRuntime(ctx, b.backend.runtime.root, "pause", sb.ID())
 			return err
+		}
+	case own: // without cgroups; its kernel is one process
+		target.Pause = func(_ context.Context, sb sandbox.Sandbox) error {
+			return syscall.Kill(containerOf(sb).process.pid, syscall.SIGSTOP)
 		}
 	}
 	return target

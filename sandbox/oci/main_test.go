@@ -25,6 +25,7 @@ import (
 const (
 	ownerHelper = "CAISSON_OCI_OWNER" // a Caisson that makes a sandbox and waits to be killed
 	userHelper  = "CAISSON_OCI_USER"  // the tests, as an ordinary user; the directory with programs
+	jobHelper   = "CAISSON_OCI_JOB"   // with userHelper: the tests in a container job (e2e); any text
 	placeHelper = "CAISSON_OCI_PLACE" // some tests, in another cgroup; any text
 )
 

@@ -105,20 +105,33 @@ func TestUser(t *testing.T) { runAsUser(t, "") }
 // TestUserProcess is run by TestProcessIsolation as another user.
 func TestUserProcess(t *testing.T) { runAsUser(t, sandbox.IsolationProcess) }
 
-func runAsUser(t *testing.T, isolation sandbox.Isolation) {
-	dir := os.Getenv(userHelper)
-	if dir == "" {
+// TestUserFaults is run in a container job (e2e), where it shows that
+// TestUserProcess can fail.
+func TestUserFaults(t *testing.T) {
+	if os.Getenv(jobHelper) == "" {
 		return // nothing to do on its own
 	}
-	both(t, func(t *testing.T, k Kind) {
-		b := newBed(t, k, os.Geteuid())
-		b.backend.options.Isolation = isolation
-		addUserImages(t, b)
-		target := conformanceTarget(b)
-		addWritableImage(t, &target)
-		target.FloodBytes, target.Probe, target.Brief = 16<<20, filepath.Join(dir, "probe"), true
-		sandboxtest.Run(t, target)
-	})
+	sandboxtest.RunFaults(t, userTarget(t, GVisor, sandbox.IsolationProcess), "commands have no privilege", "an exec gains nothing",
+		"no host file outside the mounts", "no network", "forbidden system calls fail", "commands make no set-user-ID files", "tar extracts")
+}
+
+func runAsUser(t *testing.T, isolation sandbox.Isolation) {
+	if os.Getenv(userHelper) == "" {
+		return // nothing to do on its own
+	}
+	both(t, func(t *testing.T, k Kind) { sandboxtest.Run(t, userTarget(t, k, isolation)) })
+}
+
+func userTarget(t *testing.T, k Kind, isolation sandbox.Isolation) sandboxtest.Target {
+	t.Helper()
+	b := newBed(t, k, os.Geteuid())
+	b.backend.options.Isolation = isolation
+	addUserImages(t, b)
+	target := conformanceTarget(b)
+	addWritableImage(t, &target)
+	target.FloodBytes, target.Probe, target.Brief = 16<<20, filepath.Join(os.Getenv(userHelper), "probe"), true
+	target.Contained = os.Getenv(jobHelper) != ""
+	return target
 }
 
 func copyProgram(from, to string) error {

@@ -79,7 +79,7 @@ func checkExec(ctx context.Context, e *env) error {
 		return err
 	}
 	if e.checkUnprivileged(host) == nil {
-		return fmt.Errorf("positive control: the host's own identity passes: %+v", host)
+		return e.control(fmt.Errorf("positive control: the host's own identity passes: %+v", host))
 	}
 	return nil
 }

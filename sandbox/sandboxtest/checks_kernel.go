@@ -73,7 +73,10 @@ func checkSyscalls(ctx context.Context, e *env) error {
 			wrong = append(wrong, fmt.Errorf("%s: %s", name, got))
 		}
 	}
-	return errors.Join(append(wrong, controlAttempts(host), checkNoted(ctx, e, inside))...)
+	if err := errors.Join(append(wrong, checkNoted(ctx, e, inside))...); err != nil {
+		return err
+	}
+	return e.control(controlAttempts(host))
 }
 
 // isNoted reports whether a sandbox's own kernel accepts a value and ignores
