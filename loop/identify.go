@@ -83,7 +83,7 @@ func (id callIdentifier) identifyCall(u ToolUse, names map[string]tools.Name, tr
 	}
 	raw := u.Raw
 	u.Raw = ""
-	u.Input, u.InputError = parseInput(raw)
+	u.Input, u.InputError = ParseInput(raw)
 	if truncated {
 		u.Input, u.InputError = []byte("{}"), truncatedCall
 	}

@@ -12,13 +12,13 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// parseInput returns the JSON object in a tool call's arguments. Empty arguments and
+// ParseInput returns the JSON object in a tool call's arguments. Empty arguments and
 // null are the empty object. An object inside a JSON string is decoded, because some
 // endpoints encode twice. Escapes of half a surrogate pair become U+FFFD: servers
 // refuse every later request that has one, and many parsers can't read such a record.
-// If the arguments are not an object, parseInput returns the empty object and a message
+// If the arguments are not an object, ParseInput returns the empty object and a message
 // for the model.
-func parseInput(raw string) (json.RawMessage, string) {
+func ParseInput(raw string) (json.RawMessage, string) {
 	empty := json.RawMessage("{}")
 	data := bytes.TrimSpace([]byte(strings.TrimPrefix(raw, "\ufeff")))
 	if len(data) == 0 || string(data) == "null" {

@@ -50,12 +50,12 @@ func nestedObject(depth int) string {
 func TestParseInput(t *testing.T) {
 	for name, tt := range inputCases() {
 		t.Run(name, func(t *testing.T) {
-			got, said := parseInput(tt.raw)
+			got, said := ParseInput(tt.raw)
 			if tt.says == "" && (string(got) != tt.want || said != "") {
-				t.Errorf("parseInput() = %s, %q, want %s", got, said, tt.want)
+				t.Errorf("ParseInput() = %s, %q, want %s", got, said, tt.want)
 			}
 			if tt.says != "" && (string(got) != "{}" || !strings.Contains(said, tt.says)) {
-				t.Errorf("parseInput() = %s, %q, want {} and %q", got, said, tt.says)
+				t.Errorf("ParseInput() = %s, %q, want {} and %q", got, said, tt.says)
 			}
 			if len(said) > 300 {
 				t.Errorf("the message has %d bytes", len(said))
@@ -76,13 +76,13 @@ func FuzzParseInput(f *testing.F) {
 		f.Fatal("no seeds")
 	}
 	f.Fuzz(func(t *testing.T, raw string) {
-		got, said := parseInput(raw)
+		got, said := ParseInput(raw)
 		var object map[string]any
 		if err := json.Unmarshal(got, &object); err != nil || object == nil {
-			t.Errorf("parseInput(%q) = %q: %v", raw, got, err)
+			t.Errorf("ParseInput(%q) = %q: %v", raw, got, err)
 		}
 		if said != "" && string(got) != "{}" || !utf8.ValidString(said) || len(said) > 500 {
-			t.Errorf("parseInput(%q) = %q, %q", raw, got, said)
+			t.Errorf("ParseInput(%q) = %q, %q", raw, got, said)
 		}
 	})
 }

@@ -103,7 +103,7 @@ func (r round) hashCalls() string {
 	var all []any
 	for _, u := range r.uses {
 		// Decode the input, so that the order of keys doesn't matter. It is always
-		// valid JSON; see parseInput.
+		// valid JSON; see ParseInput.
 		var input any
 		_ = json.Unmarshal(u.Input, &input)
 		all = append(all, u.Name, input, u.Raw)
