@@ -85,8 +85,9 @@ var ranks = map[string]int{
 	"runner/redact":  5,
 	"runner/record":  6,
 
-	"runner/bridge":           7,
-	"runner/bridge/mockmodel": 1,
+	"runner/bridge":            7,
+	"runner/bridge/mockmodel":  1,
+	"runner/bridge/transcript": 7,
 
 	"runner/caches":     7,
 	"runner/changes":    7,
