@@ -123,6 +123,13 @@ func (j *eventRecorder) recordBelow(call string, p record.Payload, sync bool) er
 	})
 }
 
+// recordSaid records a message of a conversation that is not the session's own.
+func (j *eventRecorder) recordSaid(actor record.Actor, m record.Message) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.putRecord(nil, j.created, actor, m)
+}
+
 func (j *eventRecorder) recordBackground(p record.BackgroundEnded) error {
 	return j.recordBelow(p.CallID, p, false)
 }

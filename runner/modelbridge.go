@@ -1,9 +1,11 @@
 package runner
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -12,6 +14,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/bridge"
+	"github.com/caisson-run/caisson/runner/bridge/transcript"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools/egress"
 )
@@ -27,6 +30,12 @@ type modelBridge struct {
 	events *eventRecorder
 	log    *zap.Logger
 	bodies *bodyLog
+
+	// saidMu orders the messages of calls that end at once. unread is set once a body
+	// could not be read.
+	saidMu sync.Mutex
+	said   transcript.Transcript
+	unread bool
 
 	mu     sync.Mutex
 	totals record.BridgeTotals
@@ -92,6 +101,24 @@ func (b *modelBridge) recordCall(c bridge.Call) {
 	}
 	b.logFailure(b.bodies.add(p.Call, c.Request, c.Answer))
 	b.logFailure(b.events.recordBelow("", p, false))
+	if c.Class != bridge.ClassRefused && !strings.Contains(strings.ToLower(c.Endpoint), "count") {
+		b.recordMessages(c)
+	}
+}
+
+// recordMessages records what a request and its answer add to their conversation.
+func (b *modelBridge) recordMessages(c bridge.Call) {
+	b.saidMu.Lock()
+	defer b.saidMu.Unlock()
+	thread, added, err := b.said.Add(c.Protocol, c.Request, c.Answer)
+	if err != nil && !b.unread {
+		b.unread = true
+		b.events.recordWarning("A request to a model could not be read as a conversation, so the session's messages lack some: " + err.Error())
+	}
+	for _, m := range added {
+		actor := map[loop.Role]record.Actor{loop.RoleAssistant: record.ActorAgent, loop.RoleTool: record.ActorTool, loop.RoleUser: record.ActorUser}[m.Role]
+		b.logFailure(b.events.recordSaid(cmp.Or(actor, record.ActorSystem), record.Message{Role: m.Role, Blocks: m.Blocks, Thread: thread}))
+	}
 }
 
 // logFailure logs a failed record. The next record that must be on disk fails too, and the

@@ -90,6 +90,9 @@ type Message struct {
 	Blocks []loop.Block `json:"blocks"`
 	// Client is the label of the user who sent it, absent for other roles.
 	Client string `json:"client,omitempty"`
+	// Thread is the number of the conversation, from 1, if it is of a program in the
+	// sandbox; see [BridgeModelCall]. Its calls and results are the program's own.
+	Thread int `json:"thread,omitempty"`
 }
 
 // ContextShortened reports that requests shorten more old tool results, because

@@ -60,7 +60,7 @@ func samples() []Payload {
 	return []Payload{
 		created,
 		TurnStarted{Client: "http:alice", Budget: Budget{Rounds: new(int64(50)), ToolCalls: new(int64(200)), Tokens: new(int64(2_000_000)), CostMicroUSD: new(int64(5_000_000)), WallTimeMS: new(int64(600_000))}, Traceparent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"},
-		Message{Role: loop.RoleAssistant, Blocks: []loop.Block{
+		Message{Role: loop.RoleAssistant, Thread: 2, Blocks: []loop.Block{
 			{Text: &loop.Text{Text: "I run <the test> & see."}},
 			{ToolUse: &loop.ToolUse{ID: "tu_1", ProviderID: "call_1", Name: "shell", Input: json.RawMessage(`{"command":"sh test.sh"}`)}},
 			{ToolResult: &loop.ToolResult{ToolUseID: "tu_0", Content: []tools.Block{{Text: "exit code 1"}}, IsError: true}},

@@ -157,6 +157,12 @@ func (a *atif) addRecord(r record.Record) {
 				a.used = p.Usage
 			}
 		})
+	case record.KindBridgeModelCall:
+		withPayload(r, func(p record.BridgeModelCall) {
+			if p.Usage.Tokens() > 0 {
+				a.modelCalls, a.model, a.used = a.modelCalls+1, p.Model.Model, p.Usage
+			}
+		})
 	case record.KindToolCalled:
 		withPayload(r, func(p record.ToolCalled) {
 			a.callExtra(p.CallID)["side_effects"], a.callExtra(p.CallID)["rule"] = p.Class, p.Rule

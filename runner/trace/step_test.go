@@ -3,6 +3,7 @@ package trace
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -158,5 +159,36 @@ func TestStepsOfWorkers(t *testing.T) {
 	}
 	if o.CostMicroUSD != 120 || o.InputTokens != 100 || o.CostUnknown {
 		t.Errorf("totals %+v", o)
+	}
+}
+
+// The calls of a program's own conversation end with their results.
+func TestStepsOfPrograms(t *testing.T) {
+	got := map[string]CallStatus{}
+	steps := NewSteps(func(s Step) {
+		if s.Call != nil {
+			got[s.Call.ID] = s.Call.Status
+		}
+	})
+	use := func(id string) loop.Block {
+		return loop.Block{ToolUse: &loop.ToolUse{ID: id, Name: "Bash", Input: []byte(`{}`)}}
+	}
+	result := func(id string, failed bool) loop.Block {
+		return loop.Block{ToolResult: &loop.ToolResult{ToolUseID: id, IsError: failed}}
+	}
+	for i, p := range []record.Payload{
+		record.BridgeModelCall{Call: 1, EndedModelCall: record.EndedModelCall{Usage: limits.Usage{InputTokens: 7}}},
+		record.Message{Role: loop.RoleAssistant, Thread: 1, Blocks: []loop.Block{use("a"), use("b"), use("c")}},
+		record.Message{Role: loop.RoleTool, Thread: 1, Blocks: []loop.Block{result("a", false), result("b", true)}},
+		record.SessionEnded{},
+	} {
+		raw, err := json.Marshal(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		steps.Record(record.Record{Seq: int64(i + 1), Kind: p.Kind(), Payload: raw})
+	}
+	if want := (map[string]CallStatus{"a": CallDone, "b": CallUnsuccess, "c": CallOpen}); !maps.Equal(got, want) {
+		t.Errorf("the calls are %v, want %v", got, want)
 	}
 }

@@ -207,6 +207,12 @@ func (s *Steps) splitMessage(r record.Record, m record.Message) {
 			c := s.callStep(r, b.ToolResult.ToolUseID, "")
 			c.Output = cutMiddle(resultText(b.ToolResult.Content), maxText)
 			c.IsError = b.ToolResult.IsError
+			if m.Thread > 0 { // a program's own call, which has no other record
+				c.Status, c.Ended = CallDone, r.Time
+				if c.IsError {
+					c.Status = CallUnsuccess
+				}
+			}
 			s.finishCall(c.ID)
 		}
 	}
