@@ -43,6 +43,7 @@ measure ./e2e '^BenchmarkChat$' 11x
 measure ./e2e '^BenchmarkChatResizes$' 1x
 measure ./e2e '^BenchmarkKill$/^(docker|gvisor|runc)$' "$KILLS"
 measure ./e2e '^BenchmarkIdle$' 1x
+measure ./e2e '^BenchmarkIsolation$' 11x
 measure ./e2e '^BenchmarkNetwork$' 5x
 measure ./e2e '^BenchmarkFlood$' 3x
 measure ./e2e '^BenchmarkTrials$' 3x

@@ -67,7 +67,7 @@ func newMachine(t testing.TB) *machine {
 func (m *machine) stateDir() string { return filepath.Join(m.home, ".local", "state", "caisson") }
 
 // become makes the machine another user's: the home, and runs from now on.
-func (m *machine) become(t *testing.T, uid, gid uint32, groups ...uint32) {
+func (m *machine) become(t testing.TB, uid, gid uint32, groups ...uint32) {
 	t.Helper()
 	if int(uid) == os.Getuid() {
 		return

@@ -105,8 +105,23 @@ func rows() []row {
 	for _, g := range growths() {
 		list = append(list, row{what: fmt.Sprintf("%s, %d / %d %s", g.what, 100*g.fewest, g.fewest, g.things), ours: g.took(100), peer: g.took(1), atMost: true, limit: g.limit})
 	}
+	list = append(list, isolationRows()...)
 	list = append(list, networkRows()...)
 	return append(list, row{what: "READ of 4 KiB / os.ReadFile", ours: e2e("Read", ns), peer: e2e("Read", "os-"+ns), atMost: true, limit: 0.9})
+}
+
+// isolationRows are those of gVisor without namespaces, as an ordinary user.
+func isolationRows() []row {
+	isolation := func(unit string) metric { return metric{"e2e", "Isolation", unit} }
+	var list []row
+	for _, c := range []struct{ what, unit string }{
+		{"caisson exec -- true", "start-p50-ns"}, {"caisson sandbox exec ID -- true", "command-p50-ns"}, {"memory of an idle sandbox (PSS) in MB", "bytes"},
+	} {
+		list = append(list,
+			row{what: c.what + ", gvisor without namespaces / with, ordinary user", ours: isolation(c.unit), peer: isolation("namespaces-" + c.unit), atMost: true, limit: 1.1},
+			row{what: c.what + ", gvisor without namespaces / the same by the stock runsc", ours: isolation(c.unit), peer: isolation("stock-" + c.unit), needs: "bin/runsc-stock", comparison: true})
+	}
+	return list
 }
 
 // networkRows are those of the network of commands.
