@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net/http"
 	"path/filepath"
+	"slices"
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner"
@@ -31,7 +32,7 @@ type Program struct {
 // configure adds the program to a session's options.
 func (p *Program) configure(o *runner.Options) (err error) {
 	o.Bridge = p.Bridge
-	o.Secrets = append(o.Secrets[:len(o.Secrets):len(o.Secrets)], p.Secrets...)
+	o.Secrets = append(slices.Clip(o.Secrets), p.Secrets...)
 	o.Mounts, err = runner.OpenMounts(p.Mounts, o.Workspace, o.Target, o.Mode, runner.Protected{})
 	return err
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 )
 
 // request is a request to a model as the bridge reads and changes it.
@@ -26,13 +27,15 @@ type request struct {
 
 // members are the members that the bridge reads or removes, in the spelling of the
 // protocols. Another spelling is refused: some servers would take it for the member.
-var members = foldedNames(
-	"model", "stream", "stream_options", "tools", "tool_choice", "tool_config", "parallel_tool_calls", "n", "modalities",
-	"max_tokens", "max_completion_tokens", "max_output_tokens", "thinking", "generation_config", "candidate_count", "response_modalities",
-	"store", "background", "previous_response_id", "conversation", "prompt", "container", "cached_content", "service_tier", "speed",
-	"mcp_servers", "web_search_options", "search_parameters", "enable_search", "search_options", "plugins", "models", "route", "provider",
-	"type", "name", "environment", "function_declarations",
-)
+var members = sync.OnceValue(func() map[string]string {
+	return foldedNames(
+		"model", "stream", "stream_options", "tools", "tool_choice", "tool_config", "parallel_tool_calls", "n", "modalities",
+		"max_tokens", "max_completion_tokens", "max_output_tokens", "thinking", "generation_config", "candidate_count", "response_modalities",
+		"store", "background", "previous_response_id", "conversation", "prompt", "container", "cached_content", "service_tier", "speed",
+		"mcp_servers", "web_search_options", "search_parameters", "enable_search", "search_options", "plugins", "models", "route", "provider",
+		"type", "name", "environment", "function_declarations",
+	)
+})
 
 func foldedNames(names ...string) map[string]string {
 	m := map[string]string{}
@@ -46,7 +49,7 @@ func foldedNames(names ...string) map[string]string {
 // has two.
 func (q *request) checkSpelling(o object) error {
 	for _, m := range o {
-		want, known := members[foldName(m.name)]
+		want, known := members()[foldName(m.name)]
 		if known && m.name != want && !(q.endpoint.protocol == Gemini && m.name == camelCase(want)) {
 			return fmt.Errorf("the member %s must be spelled %s", shorten(m.name), want)
 		}
