@@ -99,11 +99,8 @@ var (
 // readFlags reads the flags that are not settings.
 func (f *batchFlags) readFlags(env environ) (s batch.Shard, maxCost int64, err error) {
 	for _, agent := range f.Agents {
-		if agent == batch.Oracle || agent == batch.Nop {
-			continue
-		}
-		if name, _, _ := strings.Cut(agent, "@"); !utf8.ValidString(agent) || name == "" {
-			return s, 0, newUsageError("--agent %q: want oracle, nop, or an agent of caisson agents ls, such as claude or claude@MODEL", agent)
+		if !utf8.ValidString(agent) { // as for a model
+			return s, 0, newUsageError("--agent %q: not UTF-8", agent)
 		}
 	}
 	for _, model := range f.models.values {
@@ -167,14 +164,11 @@ func runBatch(ctx context.Context, a *app, f batchFlags, paths []string) (err er
 // checkAgents refuses names that are no agents.
 func (s *settings) checkAgents(list []string) error {
 	for _, agent := range list {
-		name, _, ok := s.parseAgent(agent)
+		_, _, ok := s.parseAgent(agent)
 		if agent == batch.Oracle || agent == batch.Nop || ok {
 			continue
 		}
-		if _, err := s.conf.Agent(name); err != nil {
-			return err
-		}
-		return newUsageError("--agent %q is a model's name: --model names a model", agent)
+		return newUsageError("--agent %q: want oracle, nop or one of %s, perhaps with @MODEL; --model names a model", agent, strings.Join(s.conf.AgentNames(), ", "))
 	}
 	return nil
 }
