@@ -41,6 +41,8 @@ type modelBridge struct {
 	totals record.BridgeTotals
 	used   limits.Usage
 	state  BridgeState
+	// unanswered counts the requests that used nothing.
+	unanswered int
 	// over ends with that limit, a while after it was reached.
 	over context.Context //nolint:containedctx // commands end with it, whenever they began
 	end  context.CancelCauseFunc
@@ -85,9 +87,13 @@ func (b *modelBridge) recordCall(c bridge.Call) {
 	if c.Stage == bridge.Started {
 		return
 	}
+	number, recorded := b.count(c)
+	if !recorded {
+		return
+	}
 	p := record.BridgeModelCall{
-		Call: b.count(c), Command: c.Command, Protocol: string(c.Protocol), Endpoint: c.Endpoint, Asked: c.Asked,
-		Estimated: c.Estimated, Withheld: c.Withheld, Sent: int64(len(c.Request)), Received: int64(len(c.Answer)),
+		Call: number, Command: c.Command, Protocol: string(c.Protocol), Endpoint: c.Endpoint, Asked: c.Asked,
+		Estimated: c.Estimated, Withheld: c.Withheld[:min(len(c.Withheld), record.MaxListed)], Sent: int64(len(c.Request)), Received: int64(len(c.Answer)),
 	}
 	p.EndedModelCall = record.EndedModelCall{
 		ModelCall: loop.ModelCall{Profile: c.Profile, Attempt: 1, Model: loop.ModelInfo{Provider: string(c.Protocol), Model: c.Model}},
@@ -129,8 +135,12 @@ func (b *modelBridge) logFailure(err error) {
 	}
 }
 
-// count counts a request and returns its number.
-func (b *modelBridge) count(c bridge.Call) int64 {
+// maxUnanswered bounds the records of requests that no model answered: a program can send
+// any number of them, and they cost it nothing.
+const maxUnanswered = 1_000
+
+// count counts a request. It returns its number, and false if it isn't recorded.
+func (b *modelBridge) count(c bridge.Call) (number int64, recorded bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.totals.Calls++
@@ -154,7 +164,14 @@ func (b *modelBridge) count(c bridge.Call) int64 {
 		b.state.Limit = c.Limit
 		b.ending = time.AfterFunc(limitGrace, func() { b.end(fmt.Errorf("a limit of the session was reached: %w", c.Limit)) })
 	}
-	return b.totals.Calls
+	if c.Usage == (limits.Usage{}) {
+		b.unanswered++
+	}
+	recorded = b.unanswered <= maxUnanswered || c.Usage != (limits.Usage{})
+	if !recorded {
+		b.totals.Unrecorded++
+	}
+	return b.totals.Calls, recorded
 }
 
 // boundCommand ends a command's context some seconds after a limit was reached. A nil

@@ -87,6 +87,8 @@ type BridgeTotals struct {
 	// Refused counts requests that were not sent: of other endpoints or models, or over
 	// a limit.
 	Refused int64 `json:"refused,omitempty"`
+	// Unrecorded counts requests without a record, because too many were not answered.
+	Unrecorded int64 `json:"unrecorded,omitempty"`
 	// BodiesSHA256 is the hash of [BridgeFile]. BodiesOmitted counts requests that it
 	// doesn't have, because it is full.
 	BodiesSHA256  string `json:"bodies_sha256,omitempty"`

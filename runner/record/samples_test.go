@@ -168,7 +168,7 @@ func samples() []Payload {
 			Differences: []Difference{{Turn: 1, Call: 2, Tool: "shell", What: "exit_code", Want: "0", Got: "1"}},
 			Left:        []string{"mount /x: busy"}, ProcessesKilled: 2,
 			Network: &NetworkTotals{Connections: 3, Denied: 2, Sent: 812, Received: 40211, Requests: 2, Cached: 1, Unrecorded: 4, RequestsSHA256: "ab"},
-			Bridge:  &BridgeTotals{Calls: 4, Answered: 1, Failed: 1, Refused: 2, BodiesSHA256: "ab", BodiesOmitted: 1},
+			Bridge:  &BridgeTotals{Calls: 4, Answered: 1, Failed: 1, Refused: 2, Unrecorded: 1, BodiesSHA256: "ab", BodiesOmitted: 1},
 		},
 	}
 }

@@ -1,0 +1,42 @@
+package runner
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/bridge"
+	"github.com/caisson-run/caisson/runner/record"
+)
+
+// TestBridgeRecordsAreBounded floods a session with requests that are refused, between
+// which one is answered: all are counted, and the answered ones are recorded.
+func TestBridgeRecordsAreBounded(t *testing.T) {
+	dir := t.TempDir()
+	rec, err := record.NewRecorder(record.RecorderOptions{Dir: dir, Session: "ses_1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &modelBridge{events: newEventRecorder(rec, nil), log: zap.NewNop(), bodies: newBodyLog(dir, nil)}
+	b.over, b.end = context.WithCancelCause(t.Context())
+	for range 3 * maxUnanswered {
+		b.recordCall(bridge.Call{Stage: bridge.Failed, Class: bridge.ClassRefused, Protocol: bridge.Anthropic, Message: "no"})
+	}
+	b.recordCall(bridge.Call{Stage: bridge.Completed, Protocol: bridge.Anthropic, Usage: limits.Usage{Rounds: 1, InputTokens: 7}})
+	totals, used := b.close()
+	if totals.Calls != 3*maxUnanswered+1 || totals.Answered != 1 || totals.Unrecorded != 2*maxUnanswered || used.InputTokens != 7 {
+		t.Errorf("%+v, %+v", totals, used)
+	}
+	if err := rec.Close(); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(filepath.Join(dir, record.TraceFile))
+	if n := strings.Count(string(text), `"bridge.model_call"`); err != nil || n != maxUnanswered+1 || !strings.Contains(string(text), `"input_tokens":7`) {
+		t.Errorf("%d requests are recorded, %v", n, err)
+	}
+}
