@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"strings"
 	"sync"
 	"time"
 
@@ -31,7 +30,7 @@ type modelBridge struct {
 	log    *zap.Logger
 	bodies *bodyLog
 
-	// saidMu orders the messages of calls that end at once. unread is set once a body
+	// saidMu orders the messages of calls that end at the same time. unread is set once a body
 	// could not be read.
 	saidMu sync.Mutex
 	said   transcript.Transcript
@@ -41,12 +40,12 @@ type modelBridge struct {
 	totals record.BridgeTotals
 	used   limits.Usage
 	state  BridgeState
-	// unanswered counts the requests that used nothing.
-	unanswered int
-	// over ends with that limit, a while after it was reached.
+	// unused counts the requests that used no tokens: refused, failed, or to count tokens.
+	unused int
+	// over ends limitGrace after state.Limit is set, with that limit as its cause.
 	over context.Context //nolint:containedctx // commands end with it, whenever they began
 	end  context.CancelCauseFunc
-	// ending calls end.
+	// ending is the timer that calls end.
 	ending *time.Timer
 }
 
@@ -79,7 +78,7 @@ func (b *modelBridge) local() map[string]egress.Local {
 	return map[string]egress.Local{bridge.Host: func(w http.ResponseWriter, r *http.Request, command int) { b.ServeRequest(w, r, command) }}
 }
 
-// recordCall records the end of a request, or that it was refused.
+// recordCall records a call's warnings, and its end or refusal.
 func (b *modelBridge) recordCall(c bridge.Call) {
 	for _, w := range c.Warnings {
 		b.logFailure(b.events.writeRecord(record.BudgetWarning{What: w.Kind, Limit: w.Limit, Used: w.Used, Period: w.Period, Profile: w.Profile}))
@@ -107,7 +106,7 @@ func (b *modelBridge) recordCall(c bridge.Call) {
 	}
 	b.logFailure(b.bodies.add(p.Call, c.Request, c.Answer))
 	b.logFailure(b.events.recordBelow("", p, false))
-	if c.Class != bridge.ClassRefused && !strings.Contains(strings.ToLower(c.Endpoint), "count") {
+	if c.Class != bridge.ClassRefused && !c.Free {
 		b.recordMessages(c)
 	}
 }
@@ -119,7 +118,7 @@ func (b *modelBridge) recordMessages(c bridge.Call) {
 	thread, added, err := b.said.Add(c.Protocol, c.Request, c.Answer)
 	if err != nil && !b.unread {
 		b.unread = true
-		b.events.recordWarning("A request to a model could not be read as a conversation, so the session's messages lack some: " + err.Error())
+		b.events.recordWarning("The recorded conversation is incomplete: a request to a model could not be read: " + err.Error())
 	}
 	for _, m := range added {
 		actor := map[loop.Role]record.Actor{loop.RoleAssistant: record.ActorAgent, loop.RoleTool: record.ActorTool, loop.RoleUser: record.ActorUser}[m.Role]
@@ -135,9 +134,9 @@ func (b *modelBridge) logFailure(err error) {
 	}
 }
 
-// maxUnanswered bounds the records of requests that no model answered: a program can send
-// any number of them, and they cost it nothing.
-const maxUnanswered = 1_000
+// maxUnused bounds the records of requests that used no tokens: a program can send any
+// number of them, and they cost it nothing.
+const maxUnused = 1_000
 
 // count counts a request. It returns its number, and false if it isn't recorded.
 func (b *modelBridge) count(c bridge.Call) (number int64, recorded bool) {
@@ -152,6 +151,10 @@ func (b *modelBridge) count(c bridge.Call) (number int64, recorded bool) {
 		b.state.LastStatus, b.state.LastFailure = c.Status, c.Message
 	case bridge.ClassRefused:
 		b.totals.Refused++
+	case bridge.ClassBudget:
+		if c.Usage == (limits.Usage{}) { // it was not sent
+			b.totals.Refused++
+		}
 	}
 	switch {
 	case c.Usage == (limits.Usage{}): // nothing was asked, or nothing is charged
@@ -165,9 +168,9 @@ func (b *modelBridge) count(c bridge.Call) (number int64, recorded bool) {
 		b.ending = time.AfterFunc(limitGrace, func() { b.end(fmt.Errorf("a limit of the session was reached: %w", c.Limit)) })
 	}
 	if c.Usage == (limits.Usage{}) {
-		b.unanswered++
+		b.unused++
 	}
-	recorded = b.unanswered <= maxUnanswered || c.Usage != (limits.Usage{})
+	recorded = b.unused <= maxUnused || c.Usage != (limits.Usage{})
 	if !recorded {
 		b.totals.Unrecorded++
 	}

@@ -24,19 +24,19 @@ func TestBridgeRecordsAreBounded(t *testing.T) {
 	}
 	b := &modelBridge{events: newEventRecorder(rec, nil), log: zap.NewNop(), bodies: newBodyLog(dir, nil)}
 	b.over, b.end = context.WithCancelCause(t.Context())
-	for range 3 * maxUnanswered {
+	for range 3 * maxUnused {
 		b.recordCall(bridge.Call{Stage: bridge.Failed, Class: bridge.ClassRefused, Protocol: bridge.Anthropic, Message: "no"})
 	}
 	b.recordCall(bridge.Call{Stage: bridge.Completed, Protocol: bridge.Anthropic, Usage: limits.Usage{Rounds: 1, InputTokens: 7}})
 	totals, used := b.close()
-	if totals.Calls != 3*maxUnanswered+1 || totals.Answered != 1 || totals.Unrecorded != 2*maxUnanswered || used.InputTokens != 7 {
+	if totals.Calls != 3*maxUnused+1 || totals.Answered != 1 || totals.Unrecorded != 2*maxUnused || used.InputTokens != 7 {
 		t.Errorf("%+v, %+v", totals, used)
 	}
 	if err := rec.Close(); err != nil {
 		t.Fatal(err)
 	}
 	text, err := os.ReadFile(filepath.Join(dir, record.TraceFile))
-	if n := strings.Count(string(text), `"bridge.model_call"`); err != nil || n != maxUnanswered+1 || !strings.Contains(string(text), `"input_tokens":7`) {
+	if n := strings.Count(string(text), `"bridge.model_call"`); err != nil || n != maxUnused+1 || !strings.Contains(string(text), `"input_tokens":7`) {
 		t.Errorf("%d requests are recorded, %v", n, err)
 	}
 }

@@ -198,7 +198,7 @@ func installAgent(ctx context.Context, a *app, profile, image, name string) erro
 	case result.Status.Code == exitNoProgram:
 		return newFailure(exitFailed, nil, "the image "+image+" has no npm", "Name one that has it, such as --image node:24, or install npm on this machine.")
 	case !result.Status.Success():
-		return newFailure(exitFailed, nil, "npm failed, "+result.Status.String()+": "+output.String(), "Check the network, and egress in the configuration.")
+		return newFailure(exitFailed, nil, "npm failed, "+result.Status.String()+": "+output, "Check the network, and egress in the configuration.")
 	}
 	program, err := (&agents.Finder{Home: finder.Home, Installed: staging}).Find(agent)
 	if err != nil {

@@ -89,7 +89,7 @@ func checkAgents(ctx context.Context, a *app, f workspaceFlags, names []string) 
 	if installed {
 		names = s.conf.AgentNames()
 	}
-	finder := s.agentFinder(resolvePath("."))
+	finder := s.agentFinder(resolvePath(".")) // as for a session here
 	var list []checkedAgent
 	for _, name := range names {
 		r := &agentRun{}
@@ -98,7 +98,7 @@ func checkAgents(ctx context.Context, a *app, f workspaceFlags, names []string) 
 		}
 		r.program, err = finder.Find(r.Agent)
 		switch {
-		case installed && errors.Is(err, agents.ErrNotInstalled):
+		case installed && r.NPM != nil && errors.Is(err, agents.ErrNotInstalled):
 			continue
 		case err != nil:
 			list = append(list, checkedAgent{Name: name, Problem: "missing: " + missingProgram(r.Agent, err)})
@@ -152,11 +152,11 @@ func tryAgent(ctx context.Context, a *app, f workspaceFlags, r *agentRun) (one c
 
 // runAlone runs the commands of prepare, which may change the session's options, until one
 // fails. r is the agent that they need, or nil. It returns the result of the last one and
-// the end of their output. Nobody is told what files they left.
-func runAlone(ctx context.Context, a *app, f workspaceFlags, task string, r *agentRun, prepare func(*runner.Options) ([]runner.UserCommand, error)) (result runner.UserResult, output lastOutput, _ error) {
+// the end of their output. It doesn't report changed files.
+func runAlone(ctx context.Context, a *app, f workspaceFlags, task string, r *agentRun, prepare func(*runner.Options) ([]runner.UserCommand, error)) (result runner.UserResult, shown string, _ error) {
 	s, err := openSessionBuilder(a, f)
 	if err != nil {
-		return result, nil, err
+		return result, "", err
 	}
 	defer s.close()
 	s.orders = true
@@ -171,33 +171,32 @@ func runAlone(ctx context.Context, a *app, f workspaceFlags, task string, r *age
 	defer u.close(ctx)
 	o, err := s.modelessOptions(ctx, task, u)
 	if err != nil {
-		return result, nil, err
+		return result, "", err
 	}
 	commands, err := prepare(&o)
 	if err != nil {
-		return result, nil, err
+		return result, "", err
 	}
 	u.observe(&o, force, quiet...)
 	session, err := runner.Open(ctx, o)
 	if err != nil {
-		return result, nil, cmp.Or(interruption(ctx), err)
+		return result, "", cmp.Or(interruption(ctx), err)
 	}
-	for _, c := range commands {
-		c.Stdout, c.Stderr = &output, &output
-		if result, err = session.Exec(ctx, c); err != nil || !result.Status.Success() {
-			break
-		}
+	output := &limits.Tail{Size: 4 << 10}
+	for i := range commands {
+		commands[i].Stdout, commands[i].Stderr = output, output
 	}
+	result, err = execAll(ctx, session, commands)
 	session.Close()
 	u.showEnd(ctx, runner.Report{})
 	if err != nil || ctx.Err() != nil {
-		return result, nil, cmp.Or(interruption(ctx), err, context.Cause(ctx))
+		return result, "", cmp.Or(interruption(ctx), err, context.Cause(ctx))
 	}
-	return result, output, nil
+	return result, strings.TrimSpace(output.String()), nil
 }
 
 // judge sets the result of a run.
-func (c *checkedAgent) judge(result runner.UserResult, output lastOutput, word string) {
+func (c *checkedAgent) judge(result runner.UserResult, output, word string) {
 	switch status := result.Status; {
 	case status.Cause() != "":
 		c.Problem = "it was ended: " + status.Cause()
@@ -207,31 +206,14 @@ func (c *checkedAgent) judge(result runner.UserResult, output lastOutput, word s
 		c.Problem = "the image lacks a program that it needs"
 	case status.Code != 0:
 		c.Problem = fmt.Sprintf("it ended with exit status %d", status.Code)
-	case !strings.Contains(string(output), word):
+	case !strings.Contains(output, word):
 		c.Problem = "it did not show the mock's answer"
 	default:
 		c.Works = true
 		return
 	}
-	c.Output = output.String()
+	c.Output = output
 }
-
-// lastOutput keeps the end of an output.
-type lastOutput []byte
-
-// maxLastOutput bounds a lastOutput.
-const maxLastOutput = 4 << 10
-
-func (l *lastOutput) Write(p []byte) (int, error) {
-	*l = append(*l, p...)
-	if over := len(*l) - maxLastOutput; over > 0 {
-		*l = append((*l)[:0], (*l)[over:]...)
-	}
-	return len(p), nil
-}
-
-// String returns the output without blank lines around it.
-func (l lastOutput) String() string { return strings.TrimSpace(string(l)) }
 
 // serveMock serves a mock on a loopback address, whose base URL it returns, until stop.
 func serveMock(ctx context.Context, m *mockmodel.Model) (base string, stop func(), err error) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -40,8 +41,15 @@ end with one of these numbers itself, which is passed on as it is:
 
 // execExits are the exit statuses of a command that passes on another's.
 var execExits = statuses{
-	exitDone: "", exitUsage: "", exitLimit: "with --agent, a limit was reached", exitTimedOut: "the command's time was over", exitOwn: "a failure of Caisson, also a wrong flag; the reason is on standard error",
+	exitDone: "", exitUsage: "", exitTimedOut: "the command's time was over", exitOwn: "a failure of Caisson, also a wrong flag; the reason is on standard error",
 	126: "the program can't be executed", exitNoProgram: "there is no such program", exitInterrupted: "interrupted (129: hang-up, 143: terminated)",
+}
+
+// agentExits are execExits of commands that run agents too.
+func agentExits() statuses {
+	all := maps.Clone(execExits)
+	all[exitLimit] = "with --agent, a limit was reached"
+	return all
 }
 
 const execLong = `Run one command in a fresh sandbox, and remove the sandbox.
@@ -53,8 +61,9 @@ it is written.
 ` + terminalHelp + `
 With --agent, the arguments are an instruction for one of the agents of caisson agents ls, which runs
 in the sandbox instead of a command. It asks its model through Caisson, which has the key and holds the
-limits; --model, --max-tokens and --max-cost-usd work as for caisson run. It may run for an hour, unless
---timeout or its definition says otherwise.
+limits; --model, --max-tokens and --max-cost-usd work as for caisson run, but without a model the agent
+asks the default one of its protocol. It may run for an hour, unless --timeout or its definition says
+otherwise. Policy and approvals don't apply to what it does.
 
 Ctrl-C cancels a command that doesn't get it: SIGTERM to everything that it started, SIGKILL after the
 grace period. A second Ctrl-C kills the sandbox.
@@ -96,14 +105,15 @@ type execFlags struct {
 // interactiveTime is the default time of a command that a person types into.
 const interactiveTime = 24 * time.Hour
 
-// check reports a mistake in the flags, which are those of a command.
+// check refuses flags that don't fit. It sets the default time of a command that a person
+// types into.
 func (f *execFlags) check(a *app) error {
 	if f.Timeout < 0 {
 		return newUsageError("--timeout %s is negative", f.Timeout)
 	}
 	if f.TTY && f.Stdin {
 		if !a.terminal(a.stdin) {
-			return newFailure(exitOwn, nil, "standard input is not a terminal", "caisson exec -i, without -t, passes it on.")
+			return newFailure(exitOwn, nil, "standard input is not a terminal", "-i without -t passes it on.")
 		}
 		f.Timeout = cmp.Or(f.Timeout, interactiveTime)
 	}
@@ -205,7 +215,7 @@ func newExecCommand(a *app) *cobra.Command {
 			e := execution{execFlags: f.execFlags, workspace: f.workspaceFlags, agent: f.Agent, task: task, argv: args}
 			return ownFailure(e.run(cmd.Context(), a))
 		},
-	}, &f, 0, execExits))
+	}, &f, 0, agentExits()))
 }
 
 // shellScript replaces itself by the first of its arguments that the image has.
@@ -239,7 +249,7 @@ through Caisson, as with caisson exec --agent.
 			}
 			return ownFailure(e.run(cmd.Context(), a))
 		},
-	}, &f, 0, execExits)
+	}, &f, 0, agentExits())
 	return ownFlagErrors(cmd)
 }
 
@@ -292,12 +302,7 @@ func (f *execution) run(ctx context.Context, a *app) error {
 		_, own := s.conf.Env[name]
 		return own
 	})
-	var result runner.UserResult
-	for _, c := range commands {
-		if result, err = session.Exec(ctx, c); err != nil || !result.Status.Success() {
-			break
-		}
-	}
+	result, err := execAll(ctx, session, commands)
 	local.close()
 	r := session.Close()
 	u.showEnd(ctx, r)
@@ -324,16 +329,31 @@ func (f *execution) run(ctx context.Context, a *app) error {
 	return cmp.Or(err, exitWith(status))
 }
 
+// execAll runs commands of which all but the last prepare the sandbox. It returns the
+// result of the last one.
+func execAll(ctx context.Context, session *runner.Session, commands []runner.UserCommand) (result runner.UserResult, err error) {
+	for i, c := range commands {
+		result, err = session.Exec(ctx, c)
+		switch {
+		case err != nil:
+			return result, err
+		case i < len(commands)-1 && !result.Status.Success() && ctx.Err() == nil:
+			return result, newFailure(exitOwn, nil, "the files of the agent can't be written: "+result.Status.String(), "Check agents and resources.home in the configuration.")
+		}
+	}
+	return result, nil
+}
+
 // checkArguments refuses arguments and flags that have no effect together.
 func (f *execution) checkArguments(a *app) error {
 	agent, limits := f.agent != "", f.workspace.Settings.Limits
 	switch {
 	case len(f.argv) == 0 && !agent:
 		return newUsageError("caisson exec needs a command")
-	case len(f.argv) == 0 && !f.TTY:
+	case len(f.argv) == 0 && !(f.TTY && f.Stdin):
 		return newUsageError("caisson exec --agent needs an instruction; caisson shell --agent opens the agent on the terminal")
 	case len(f.argv) > 0 && agent && (f.Stdin || f.TTY):
-		return newUsageError("--stdin and --tty have no effect with --agent; caisson shell --agent opens the agent on the terminal")
+		return newUsageError("--stdin and --tty have no effect with an instruction; caisson shell --agent opens the agent on the terminal")
 	case !agent && (f.workspace.Settings.Model != nil || limits.Tokens != nil || limits.Cost != nil):
 		return newUsageError("--model and limits of tokens and cost need --agent: a command asks no model")
 	}

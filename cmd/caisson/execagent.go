@@ -37,7 +37,7 @@ func (s *settings) findProgram(conf *config.Config, name, workspace string) (*ag
 	}
 	r := &agentRun{Agent: agent}
 	if r.program, err = s.agentFinder(workspace).Find(agent); err != nil {
-		return nil, missingAgent(err)
+		return nil, missingAgent(agent, err)
 	}
 	return r, nil
 }
@@ -192,14 +192,13 @@ func (r *agentRun) commands(run agents.Run) ([]runner.UserCommand, error) {
 }
 
 // missingAgent adds the exit status to an error for an agent that can't be used.
-func missingAgent(err error) error {
-	missing, ok := errors.AsType[*agents.MissingError](err)
-	if !ok {
+func missingAgent(a agents.Agent, err error) error {
+	if !errors.As(err, new(*agents.MissingError)) {
 		return err
 	}
-	hint := "caisson agents check " + missing.Name + " tells more."
-	if errors.Is(err, agents.ErrNotInstalled) {
-		hint = "caisson agents install " + missing.Name + " installs it for sandboxes; one that you install yourself is found too."
+	hint := "Change agents." + a.Name + " in the configuration."
+	if a.NPM != nil {
+		hint = "caisson agents install " + a.Name + " installs it for sandboxes; one that you install yourself is found too."
 	}
 	return newFailure(exitConfig, err, err.Error(), hint)
 }

@@ -322,7 +322,7 @@ func (s *settings) identifyPrograms(list []string, to map[string]string) error {
 			}
 			p, err := finder.Find(a)
 			if err != nil {
-				return missingAgent(err)
+				return missingAgent(a, err)
 			}
 			sum, err := p.Hash()
 			if err != nil {

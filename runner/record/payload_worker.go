@@ -37,14 +37,14 @@ type EndedModelCall struct {
 // agent, through the bridge. It counts towards the session's limits. The bodies are in
 // [BridgeFile].
 //
-//	{"call":3,"command":1,"protocol":"anthropic","endpoint":"/v1/messages","asked":"claude-opus-5","profile":"main","model":{…},"latency_ms":812,"usage":{…},"finish":"tool_use"}
+//	{"call":3,"command":1,"protocol":"anthropic","endpoint":"messages","asked":"claude-opus-5","profile":"main","model":{…},"latency_ms":812,"usage":{…},"finish":"tool_use"}
 type BridgeModelCall struct {
 	// Call is the request's number in the session, from 1. Command is the number of the
 	// command that sent it, absent if unknown.
 	Call    int64 `json:"call"`
 	Command int   `json:"command,omitempty"`
-	// Protocol and Endpoint are the request's API and path. Asked is the model that it
-	// names.
+	// Protocol is the request's API, and Endpoint its name there, or the method and path
+	// if it is unknown. Asked is the model that the request names.
 	Protocol string `json:"protocol"`
 	Endpoint string `json:"endpoint"`
 	Asked    string `json:"asked,omitempty"`
@@ -87,7 +87,8 @@ type BridgeTotals struct {
 	// Refused counts requests that were not sent: of other endpoints or models, or over
 	// a limit.
 	Refused int64 `json:"refused,omitempty"`
-	// Unrecorded counts requests without a record, because too many were not answered.
+	// Unrecorded counts requests without a record: of those that used no tokens, only the
+	// first 1,000 have one.
 	Unrecorded int64 `json:"unrecorded,omitempty"`
 	// BodiesSHA256 is the hash of [BridgeFile]. BodiesOmitted counts requests that it
 	// doesn't have, because it is full.

@@ -119,7 +119,7 @@ func samples() []Payload {
 		ToolActivated{CallID: "tu_1", Name: "github/search", Definition: "ef", By: "search"},
 		ToolCalled{CallID: "tu_1", Name: "shell", InputHash: "cd", InputBytes: 24, Class: tools.ClassExecute, Rule: "sandboxed execute", Summary: "sh test.sh"},
 		BridgeModelCall{
-			Call: 3, Command: 1, Protocol: "anthropic", Endpoint: "/v1/messages", Asked: "claude-opus-5", EndedModelCall: endedCall,
+			Call: 3, Command: 1, Protocol: "anthropic", Endpoint: "messages", Asked: "claude-opus-5", EndedModelCall: endedCall,
 			Estimated: true, Withheld: []string{"web_search_20260209"}, Sent: 4100, Received: 812,
 		},
 		WorkerModelCall{CallID: "tu_1", Worker: "critic careful", EndedModelCall: endedCall},
