@@ -3,8 +3,11 @@ package runner
 import (
 	"cmp"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -35,6 +38,8 @@ type modelBridge struct {
 	saidMu sync.Mutex
 	said   transcript.Transcript
 	unread bool
+	// saidBytes is the size of the recorded messages.
+	saidBytes int
 
 	mu     sync.Mutex
 	totals record.BridgeTotals
@@ -91,12 +96,12 @@ func (b *modelBridge) recordCall(c bridge.Call) {
 		return
 	}
 	p := record.BridgeModelCall{
-		Call: number, Command: c.Command, Protocol: string(c.Protocol), Endpoint: c.Endpoint, Asked: c.Asked,
+		Call: number, Command: c.Command, Protocol: string(c.Protocol), Endpoint: c.Endpoint, Asked: clip(c.Asked),
 		Estimated: c.Estimated, Withheld: c.Withheld[:min(len(c.Withheld), record.MaxListed)], Sent: int64(len(c.Request)), Received: int64(len(c.Answer)),
 	}
 	p.EndedModelCall = record.EndedModelCall{
 		ModelCall: loop.ModelCall{Profile: c.Profile, Attempt: 1, Model: loop.ModelInfo{Provider: string(c.Protocol), Model: c.Model}},
-		LatencyMS: c.Duration.Milliseconds(), Usage: c.Usage, Finish: c.Finish, Class: loop.ErrorClass(c.Class), Message: c.Message,
+		LatencyMS: c.Duration.Milliseconds(), Usage: c.Usage, Finish: c.Finish, Class: loop.ErrorClass(c.Class), Message: clip(c.Message),
 	}
 	if c.Class != "" {
 		p.Status = c.Status
@@ -106,9 +111,20 @@ func (b *modelBridge) recordCall(c bridge.Call) {
 	}
 	b.logFailure(b.bodies.add(p.Call, c.Request, c.Answer))
 	b.logFailure(b.events.recordBelow("", p, false))
-	if c.Class != bridge.ClassRefused && !c.Free {
+	if c.Usage != (limits.Usage{}) { // a model has seen it
 		b.recordMessages(c)
 	}
+}
+
+// maxSaidBytes bounds the recorded messages of a session.
+const maxSaidBytes = 64 << 20
+
+func messageBytes(m loop.Message) int {
+	text, err := json.Marshal(m)
+	if err != nil {
+		return 0 // it isn't recorded either
+	}
+	return len(text)
 }
 
 // recordMessages records what a request and its answer add to their conversation.
@@ -116,15 +132,29 @@ func (b *modelBridge) recordMessages(c bridge.Call) {
 	b.saidMu.Lock()
 	defer b.saidMu.Unlock()
 	thread, added, err := b.said.Add(c.Protocol, c.Request, c.Answer)
+	for _, m := range added {
+		if b.saidBytes += messageBytes(m); b.saidBytes > maxSaidBytes {
+			err = errors.New("the messages take too much room")
+			break
+		}
+		actor := map[loop.Role]record.Actor{loop.RoleAssistant: record.ActorAgent, loop.RoleTool: record.ActorTool, loop.RoleUser: record.ActorUser}[m.Role]
+		b.logFailure(b.events.recordSaid(cmp.Or(actor, record.ActorSystem), record.Message{Role: m.Role, Blocks: m.Blocks, Thread: thread}))
+	}
 	if err != nil && !b.unread {
 		b.unread = true
 		b.events.recordWarning("The recorded conversation is incomplete: a request to a model could not be read: " + err.Error())
 	}
-	for _, m := range added {
-		actor := map[loop.Role]record.Actor{loop.RoleAssistant: record.ActorAgent, loop.RoleTool: record.ActorTool, loop.RoleUser: record.ActorUser}[m.Role]
-		b.logFailure(b.events.recordSaid(cmp.Or(actor, record.ActorSystem), record.Message{Role: m.Role, Blocks: m.Blocks, Thread: thread}))
-	}
 }
+
+// clip bounds a text of a program for a record.
+func clip(text string) string {
+	if len(text) > maxClipped {
+		text = strings.ToValidUTF8(text[:maxClipped], "") + "…"
+	}
+	return text
+}
+
+const maxClipped = 500
 
 // logFailure logs a failed record. The next record that must be on disk fails too, and the
 // session with it.
@@ -164,7 +194,7 @@ func (b *modelBridge) count(c bridge.Call) (number int64, recorded bool) {
 		b.used = b.used.Plus(c.Usage)
 	}
 	if c.Limit != nil && b.state.Limit == nil {
-		b.state.Limit = c.Limit
+		b.state.Limit, b.state.Exhausted = c.Limit, c.Exhausted
 		b.ending = time.AfterFunc(limitGrace, func() { b.end(fmt.Errorf("a limit of the session was reached: %w", c.Limit)) })
 	}
 	if c.Usage == (limits.Usage{}) {
@@ -203,8 +233,12 @@ func (b *modelBridge) outcome() (loop.Outcome, bool) {
 // BridgeState tells how the requests of a session's programs to models have ended so far.
 type BridgeState struct {
 	record.BridgeTotals
-	// Limit is the limit that a request has reached, or nil.
-	Limit *limits.ExceededError
+	// Usage is what counts against limits.
+	Usage limits.Usage
+	// Limit is the limit that a request has reached, or nil. Exhausted is set if nothing
+	// useful is left of it; otherwise a smaller request would have fitted.
+	Limit     *limits.ExceededError
+	Exhausted bool
 	// LastStatus and LastFailure are the HTTP status, 0 for none, and the description of
 	// the provider's last failure.
 	LastStatus  int
@@ -220,7 +254,7 @@ func (s *Session) BridgeState() BridgeState {
 	s.bridge.mu.Lock()
 	defer s.bridge.mu.Unlock()
 	out := s.bridge.state
-	out.BridgeTotals = s.bridge.totals
+	out.BridgeTotals, out.Usage = s.bridge.totals, s.bridge.used
 	return out
 }
 

@@ -145,8 +145,7 @@ type ModelOptions struct {
 	Profiles []loop.Profile
 	// Bridge lets commands ask models, in a session without Profiles; nil doesn't. The
 	// session sets its Ledger and Call. The limits of tokens and cost of Budget and
-	// SessionBudget bound all requests together. Commands are cancelled some seconds after
-	// a request has reached one.
+	// SessionBudget bound all requests together; see UserCommand.EndAtLimit.
 	Bridge *bridge.Options
 	// Budget bounds each turn; a nil field is no limit.
 	Budget limits.Budget

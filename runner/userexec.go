@@ -325,6 +325,9 @@ type UserCommand struct {
 	Stdout, Stderr io.Writer
 	// Terminal, if not nil, gives the command a terminal; see [sandbox.Command].
 	Terminal *sandbox.Terminal
+	// EndAtLimit cancels the command some seconds after a request of the session's bridge has
+	// reached a limit. [RunUserCommand] ignores it.
+	EndAtLimit bool
 	// Abandon, when closed, makes [RunUserCommand] return without waiting for the end of a
 	// cancelled command, which its owner ends anyway. It may be nil. [Session.Exec] ignores
 	// it.
@@ -401,7 +404,9 @@ func (s *Session) Exec(ctx context.Context, c UserCommand) (UserResult, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(s.ctx, func() { cancel(context.Cause(s.ctx)) })()
-	defer s.bridge.boundCommand(cancel)()
+	if c.EndAtLimit {
+		defer s.bridge.boundCommand(cancel)()
+	}
 	s.users.mu.Lock()
 	s.users.ran = true
 	s.users.mu.Unlock()

@@ -131,6 +131,9 @@ func bridgeProfile(m config.SelectedModel, protocol bridge.Protocol) (bridge.Pro
 	for name, value := range m.Headers {
 		p.Header.Set(name, value)
 		p.Secrets = append(p.Secrets, value)
+		if _, key, ok := strings.Cut(value, " "); ok { // such as Bearer KEY
+			p.Secrets = append(p.Secrets, key)
+		}
 	}
 	return p, nil
 }
@@ -184,7 +187,7 @@ func (r *agentRun) commands(run agents.Run) ([]runner.UserCommand, error) {
 	if r.Timeout != nil {
 		limit = time.Duration(*r.Timeout)
 	}
-	c := runner.UserCommand{Argv: launch.Argv, Env: launch.Env, Timeout: limit}
+	c := runner.UserCommand{Argv: launch.Argv, Env: launch.Env, Timeout: limit, EndAtLimit: true}
 	if !run.Interactive { // Codex adds its standard input to the instruction, so it is never the user's
 		c.Stdin = strings.NewReader(launch.Stdin)
 	}

@@ -53,9 +53,8 @@ func (r *trialRun) runProgram(ctx context.Context, step *task.Step, result *Step
 	var ended runner.UserResult
 	for i, c := range commands {
 		if i == last {
-			stdin, env, limit := c.Stdin, c.Env, c.Timeout
-			c = r.place.newCommand(c.Argv...)
-			c.Stdin, c.Env, c.Timeout = stdin, env, cmp.Or(step.Agent.Time, limit)
+			c.Argv = r.place.newCommand(c.Argv...).Argv
+			c.Timeout = cmp.Or(step.Agent.Time, c.Timeout)
 			r.acted = true
 		}
 		c.Stdout, c.Stderr = output, output
@@ -64,22 +63,30 @@ func (r *trialRun) runProgram(ctx context.Context, step *task.Step, result *Step
 			return blame(r.acted, AgentFailed, err)
 		}
 		if i < last && !ended.Status.Success() {
-			return &infraError{Environment, errors.New("the files of the agent can't be written: " + ended.Status.String())}
+			return blame(r.acted, Environment, errors.New("the files of the agent can't be written: "+ended.Status.String()))
 		}
 	}
 	asked := r.session.BridgeState()
 	switch {
+	case asked.Limit != nil && !asked.Exhausted: // a request was too large for what is left
+		result.Limit = string(asked.Limit.Kind)
 	case asked.Limit != nil:
 		return r.noteLimit(result, (*record.Limit)(asked.Limit), step.Agent.Budget.CostMicroUSD)
 	case ended.Status.TimedOut:
 		result.Limit = string(limits.KindWallTime)
-	// Once a model has answered, the agent can make its provider fail.
-	case !ended.Status.Success() && asked.Answered == 0 && asked.Failed > 0:
+	// Once a model has been used, or by a request that is refused, the agent can make its
+	// provider fail.
+	case !ended.Status.Success() && asked.Usage.Tokens() == 0 && asked.Failed > 0 && isOutage(asked.LastStatus):
 		class := Provider
-		if asked.LastStatus == http.StatusUnauthorized || asked.LastStatus == http.StatusForbidden {
+		if asked.LastStatus == http.StatusUnauthorized {
 			class = ProviderAuth
 		}
 		return &infraError{class, errors.New("the provider answered none of the agent's requests: " + asked.LastFailure)}
 	}
 	return nil
+}
+
+// isOutage reports whether a provider's last failure can't be because of the request.
+func isOutage(status int) bool {
+	return status == 0 || status == http.StatusUnauthorized || status == http.StatusTooManyRequests || status >= http.StatusInternalServerError
 }

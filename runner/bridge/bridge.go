@@ -129,6 +129,9 @@ const (
 	// maxCalls is the number of calls at once. maxWaiting more wait.
 	maxCalls   = 8
 	maxWaiting = 64
+	// maxOutput is the longest answer of a profile without a bound, in tokens. Otherwise a
+	// request could hold all that is left of a limit that others share.
+	maxOutput = 131_072
 	// minOutput is the shortest answer that is worth its request, in tokens.
 	minOutput = 1_024
 )

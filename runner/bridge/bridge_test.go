@@ -163,7 +163,7 @@ var exchanges = []struct {
 	},
 	{
 		"chat", Chat, "/v1/chat/completions", `{"model":"alias","messages":[],"max_completion_tokens":7}`,
-		"/v1/chat/completions", `{"model":"model-1","messages":[],"max_completion_tokens":7}`, "tool_calls",
+		"/v1/chat/completions", `{"model":"model-1","messages":[],"max_completion_tokens":7,"max_tokens":7}`, "tool_calls",
 	},
 	{
 		"chat stream", Chat, "/chat/completions", `{"model":"alias","messages":[],"stream":true,"stream_options":{"x":1}}`,

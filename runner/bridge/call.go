@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -96,6 +97,9 @@ type Call struct {
 	Message string
 	Err     error
 	Limit   *limits.ExceededError
+	// Exhausted is set if nothing useful is left of Limit. Otherwise a smaller request
+	// would have fitted.
+	Exhausted bool
 }
 
 // call is a request that is being answered.
@@ -110,6 +114,21 @@ type call struct {
 	tally   tally
 	// sent is set once the provider may have read the request, and charge for it.
 	sent atomic.Bool
+	// gone is set once the agent doesn't read its answer any more.
+	gone atomic.Bool
+	// cancel ends the request to the provider.
+	cancel context.CancelCauseFunc
+}
+
+// lingerTime is how long the provider's answer is read without an agent, because its end
+// tells the usage.
+const lingerTime = 5 * time.Second
+
+// leave notes that the agent has gone. It may be called again.
+func (c *call) leave() {
+	if !c.gone.Swap(true) {
+		time.AfterFunc(lingerTime, func() { c.cancel(errUnread) })
+	}
 }
 
 // emit reports the call's stage.
@@ -177,17 +196,19 @@ func (c *call) reserve() bool {
 	q := &c.request
 	demand := limits.Demand{Input: c.bridge.estimate(q), Output: q.profile.defaultOutput(), Price: q.profile.Price}
 	asked, least := q.output()
+	most := cmp.Or(q.profile.MaxOutputTokens, maxOutput)
 	if asked > 0 {
-		demand.Output = asked
-		if most := q.profile.MaxOutputTokens; most > 0 {
-			demand.Output = min(asked, most)
-		}
+		demand.Output = min(asked, most)
+	}
+	if least > most {
+		c.refuse(http.StatusBadRequest, fmt.Sprintf("thinking.budget_tokens is larger than an answer can be, %d tokens", most))
+		return false
 	}
 	demand.MinOutput = min(max(minOutput, least), demand.Output)
 	entry, err := c.bridge.opts.Ledger.Reserve(c.r.Context(), q.profile.Name, demand)
 	switch limit, ok := errors.AsType[*limits.ExceededError](err); {
 	case ok:
-		c.report.Limit = limit
+		c.report.Limit, c.report.Exhausted = limit, c.budget.probe(c.r.Context(), c.bridge.opts.Ledger, q.profile) != nil
 		c.refuseAs(ClassBudget, http.StatusBadRequest, limit.Error(), nil)
 		return false
 	case err != nil && c.r.Context().Err() != nil:
@@ -223,8 +244,10 @@ var (
 // forward sends the request to the provider and passes the answer on.
 func (c *call) forward() {
 	q := &c.request
-	ctx, cancel := context.WithCancelCause(c.r.Context())
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(c.r.Context()))
 	defer cancel(nil)
+	c.cancel = cancel
+	defer context.AfterFunc(c.r.Context(), c.leave)()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, q.url(c.r.URL.Query()).String(), bytes.NewReader(q.body.encode()))
 	if err != nil {
 		c.end(ctx, 0, err)
@@ -340,11 +363,15 @@ func (c *call) pass(data []byte) error {
 		return nil
 	}
 	c.report.Answer = append(c.report.Answer, data...)
-	if _, err := c.w.Write(data); err != nil {
-		return fmt.Errorf("%w: %w", errUnread, err)
+	if c.gone.Load() {
+		return nil
 	}
-	if err := http.NewResponseController(c.w).Flush(); err != nil && !errors.Is(err, http.ErrNotSupported) {
-		return fmt.Errorf("%w: %w", errUnread, err)
+	_, err := c.w.Write(data)
+	if err == nil {
+		err = http.NewResponseController(c.w).Flush()
+	}
+	if err != nil && !errors.Is(err, http.ErrNotSupported) {
+		c.leave()
 	}
 	return nil
 }
@@ -458,7 +485,7 @@ func (c *call) withinBudget() bool {
 	if !c.tally.finished() {
 		u.OutputTokens = max(u.OutputTokens, c.tally.output())
 	}
-	return c.budget.covers(c.r.Context(), u)
+	return c.budget.covers(context.WithoutCancel(c.r.Context()), u)
 }
 
 // end settles and reports the call, whose answer had a status, 0 for none. err is why
@@ -504,12 +531,12 @@ func (c *call) classify(ctx context.Context, err error) (Class, string) {
 	case err == nil:
 		return "", ""
 	case errors.Is(err, errCut):
-		c.report.Limit = c.budget.limit
+		c.report.Limit, c.report.Exhausted = c.budget.limit, c.budget.limit != nil
 		if c.budget.limit != nil {
 			return ClassBudget, c.budget.limit.Error() + "; the answer was cut"
 		}
 		return ClassBudget, "other requests hold the rest of the budget; the answer was cut"
-	case c.r.Context().Err() != nil, errors.Is(err, errUnread):
+	case c.gone.Load(), c.r.Context().Err() != nil:
 		return ClassClientGone, errUnread.Error()
 	case errors.Is(cause, errNoHeaders), errors.Is(cause, errSilent), errors.Is(cause, errSlow):
 		return ClassTooSlow, cause.Error()
@@ -556,6 +583,9 @@ func (c *call) used(status int, err error) *limits.Usage {
 	case err != nil:
 		u.CostMicroUSD, estimated = nil, true
 		u.OutputTokens = max(u.OutputTokens, c.tally.output())
+		if c.gone.Load() { // perhaps to hide what the provider counts at the end
+			u.OutputTokens = max(u.OutputTokens, c.budget.output)
+		}
 	case !estimated:
 		c.bridge.learn(q, u.Tokens()-u.OutputTokens)
 	}
@@ -573,8 +603,8 @@ type budget struct {
 	input   int64 // the estimated input
 	step    int64 // the output to reserve at once, once more is needed
 	entries []loop.LedgerEntry
-	// tokens and cost are the sums of the reservations.
-	tokens, cost int64
+	// tokens, output and cost are the sums of the reservations.
+	tokens, output, cost int64
 	// limit is the limit that is reached.
 	limit    *limits.ExceededError
 	warnings []limits.ExceededError
@@ -586,6 +616,7 @@ func (b *budget) add(e loop.LedgerEntry) {
 	cost, _ := e.Demand.Cost()
 	b.tokens += min(e.Demand.Tokens(), math.MaxInt64-b.tokens)
 	b.cost += min(cost, math.MaxInt64-b.cost)
+	b.output += e.Demand.Output
 }
 
 // extendTime bounds the wait for a further reservation. It is short: if others must
@@ -620,17 +651,22 @@ func (b *budget) covers(ctx context.Context, u limits.Usage) bool {
 // findLimit finds the limit that cut an answer, once its use is settled. Before, the
 // ledger only waits for this call.
 func (b *budget) findLimit(ctx context.Context) {
-	if b.limit != nil {
-		return
+	if b.limit == nil {
+		b.limit = b.probe(ctx, b.ledger, b.profile)
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, extendTime, errHeld)
+}
+
+// probe returns the limit of which not even the shortest answer's worth is left, or nil.
+func (*budget) probe(ctx context.Context, ledger loop.Ledger, p *Profile) *limits.ExceededError {
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), extendTime, errHeld)
 	defer cancel()
-	e, err := b.ledger.Reserve(ctx, b.profile.Name, limits.Demand{Output: minOutput, MinOutput: minOutput, Price: b.profile.Price})
+	e, err := ledger.Reserve(ctx, p.Name, limits.Demand{Output: minOutput, MinOutput: minOutput, Price: p.Price})
 	if err == nil {
 		_ = e.Settle(nil) // the next request shows a failure
-		return
+		return nil
 	}
-	b.limit, _ = errors.AsType[*limits.ExceededError](err)
+	limit, _ := errors.AsType[*limits.ExceededError](err)
+	return limit
 }
 
 // settle replaces the reservations by the actual use, nil for none.

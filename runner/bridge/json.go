@@ -26,6 +26,13 @@ type member struct {
 // stay as they were sent, byte for byte.
 type object []member
 
+// Bounds of a body. Their memory and time are spent before its budget is known.
+const (
+	maxValues  = 1_000_000
+	maxMembers = 1_000 // of the body itself
+	maxTools   = 1_000 // in each list
+)
+
 // parseBody parses a request's body. It refuses what JSON parsers read in different
 // ways: invalid UTF-8, very deep nesting and, in each object that is read, a name
 // that occurs twice.
@@ -36,15 +43,24 @@ func parseBody(data []byte) (object, error) {
 		return nil, errors.New("the body is not valid JSON")
 	case data[0] != '{':
 		return nil, errors.New("the body is not a JSON object")
-	case depthOf(data) > maxDepth:
-		return nil, fmt.Errorf("the body is nested deeper than %d levels", maxDepth)
 	}
-	return parseObject(data)
+	switch depth, values := measure(data); {
+	case depth > maxDepth:
+		return nil, fmt.Errorf("the body is nested deeper than %d levels", maxDepth)
+	case values > maxValues:
+		return nil, fmt.Errorf("the body has more than %d values", maxValues)
+	}
+	o, err := parseObject(data)
+	if len(o) > maxMembers {
+		return nil, fmt.Errorf("the body has more than %d members", maxMembers)
+	}
+	return o, err
 }
 
-// depthOf returns the depth of nesting of a valid JSON text.
-func depthOf(data []byte) int {
-	depth, deepest := 0, 0
+// measure returns the depth of nesting of a valid JSON text, and the number of its values
+// but for one in each array and object.
+func measure(data []byte) (deepest, values int) {
+	depth := 0
 	for i := 0; i < len(data); i++ {
 		switch data[i] {
 		case '"':
@@ -54,9 +70,16 @@ func depthOf(data []byte) int {
 			deepest = max(deepest, depth)
 		case '}', ']':
 			depth--
+		case ',':
+			values++
 		}
 	}
-	return deepest
+	return deepest, values
+}
+
+func isTooDeep(data []byte) bool {
+	depth, _ := measure(data)
+	return depth > maxDepth
 }
 
 // endOfString returns the index behind the string that begins at i.

@@ -80,10 +80,17 @@ func (q *request) walkMember(m member, kind string, depth int) error {
 		return err
 	case "fileid", "containerid":
 		if string(m.value) != "null" {
-			return fmt.Errorf("%s names something that is stored at the provider, which requests may not use", m.name)
+			return fmt.Errorf("%s names something that is stored at the provider, which requests may not use", shorten(m.name))
 		}
-	case "imageurl", "videourl", "audiourl", "fileurl", "fileuri":
-		return q.checkURL(m)
+	case "url": // also of what the model has cited
+	case "filedata", "data":
+		if text, ok := decodeString(m.value); ok && hasScheme(text) {
+			return fmt.Errorf("%s must be data, because the provider would fetch a URL", shorten(m.name))
+		}
+	default:
+		if strings.HasSuffix(folded, "url") || strings.HasSuffix(folded, "uri") {
+			return q.checkURL(m)
+		}
 	case "image", "video", "audio":
 		return q.checkLoose(m.name, m.value, depth)
 	case "source":
@@ -109,10 +116,17 @@ func (q *request) checkURL(m member) error {
 	case raw == nil || string(raw) == "null":
 		return nil
 	case !ok || !isData(text):
-		return fmt.Errorf("%s must be a data: URL, because the provider would fetch another one", m.name)
+		return fmt.Errorf("%s must be a data: URL, because the provider would fetch another one", shorten(m.name))
 	}
 	q.discountImage(text, int64(len(raw)))
 	return nil
+}
+
+// hasScheme reports whether a text is a URL of another scheme than data.
+func hasScheme(text string) bool {
+	text = strings.TrimSpace(text)
+	scheme, _, ok := strings.Cut(text[:min(len(text), 100)], ":")
+	return ok && !strings.EqualFold(scheme, "data") && strings.Contains(text[:min(len(text), 200)], "://")
 }
 
 func isData(text string) bool { return len(text) > 5 && strings.EqualFold(text[:5], "data:") }
@@ -120,8 +134,8 @@ func isData(text string) bool { return len(text) > 5 && strings.EqualFold(text[:
 // checkLoose checks members that some servers take as URLs, and others as objects.
 func (q *request) checkLoose(name string, raw []byte, depth int) error {
 	if text, ok := decodeString(raw); ok {
-		if strings.Contains(text[:min(len(text), 100)], ":") && !isData(text) {
-			return fmt.Errorf("%s must be a data: URL, because the provider would fetch another one", name)
+		if text = strings.TrimSpace(text); strings.Contains(text[:min(len(text), 100)], ":") && !isData(text) {
+			return fmt.Errorf("%s must be a data: URL, because the provider would fetch another one", shorten(name))
 		}
 		q.discountImage(text, int64(len(raw)))
 		return nil

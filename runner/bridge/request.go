@@ -137,7 +137,7 @@ func (q *request) refuseMembers() error {
 // removeMembers removes the members that give the provider tools, choose another
 // model, or a dearer way to serve it.
 func (q *request) removeMembers() error {
-	for _, name := range []string{"mcp_servers", "search_parameters", "enable_search", "search_options", "plugins", "models", "route", "provider", "web_search_options"} {
+	for _, name := range []string{"mcp_servers", "search_parameters", "enable_search", "search_options", "plugins", "models", "route", "provider", "web_search_options", "data_sources", "fallbacks", "preset", "deferred", "inference_geo"} {
 		searches := name == "web_search_options" && q.webSearch
 		if q.body.value(foldName(name)) != nil && !searches {
 			q.withhold(name)
@@ -158,8 +158,12 @@ func (q *request) removeMembers() error {
 	return nil
 }
 
+// maxWithheld and maxWithheldBytes bound what is told of the tools that were removed.
+const maxWithheld, maxWithheldBytes = 100, 100
+
 func (q *request) withhold(name string) {
-	if !slices.Contains(q.withheld, name) {
+	name = name[:min(len(name), maxWithheldBytes)]
+	if len(q.withheld) < maxWithheld && !slices.Contains(q.withheld, name) {
 		q.withheld = append(q.withheld, name)
 	}
 }
@@ -198,7 +202,7 @@ func (q *request) filterItems() error {
 		return nil
 	}
 	items := elements(q.body.value("input"))
-	changed := false
+	var all []string
 	for i, raw := range items {
 		if raw[0] != '{' {
 			continue
@@ -214,22 +218,24 @@ func (q *request) filterItems() error {
 		if len(removed) > 0 {
 			item.set("tools", encodeArray(kept))
 			items[i] = item.encode()
-			changed = true
-			if err := q.dropChoice(removed); err != nil {
-				return err
-			}
+			all = append(all, removed...)
 		}
 	}
-	if changed {
-		q.body.set("input", encodeArray(items))
+	if len(all) == 0 {
+		return nil
 	}
-	return nil
+	q.body.set("input", encodeArray(items))
+	return q.dropChoice(all)
 }
 
 // keptTools returns the tools to keep, and the types and names of the others. inner is
 // set for the tools in one of Responses' namespaces.
 func (q *request) keptTools(raw []byte, inner bool) (kept [][]byte, removed []string, err error) {
-	for _, one := range elements(raw) {
+	list := elements(raw)
+	if len(list) > maxTools {
+		return nil, nil, fmt.Errorf("there are more than %d tools", maxTools)
+	}
+	for _, one := range list {
 		tool, err := parseObject(one)
 		if err != nil {
 			return nil, nil, fmt.Errorf("tools: %w", err)
@@ -322,14 +328,22 @@ func (q *request) dropChoice(removed []string) error {
 		return fmt.Errorf("tool_choice: %w", err)
 	}
 	names := []string{choice.text("type"), choice.text("name")}
-	for _, one := range elements(choice.value("tools")) { // of Responses' allowed_tools
+	tools := elements(choice.value("tools")) // of Responses' allowed_tools
+	if len(tools) > maxTools {
+		return fmt.Errorf("tool_choice: there are more than %d tools", maxTools)
+	}
+	for _, one := range tools {
 		allowed, err := parseObject(one)
 		if err != nil {
 			return fmt.Errorf("tool_choice: %w", err)
 		}
 		names = append(names, allowed.text("type"), allowed.text("name"))
 	}
-	if slices.ContainsFunc(names, func(name string) bool { return name != "" && slices.Contains(removed, name) }) {
+	gone := map[string]bool{}
+	for _, name := range removed {
+		gone[name] = name != ""
+	}
+	if slices.ContainsFunc(names, func(name string) bool { return gone[name] }) {
 		q.body.remove("toolchoice")
 	}
 	return nil
@@ -386,7 +400,8 @@ func (q *request) output() (bound, least int64) {
 	return bound, least
 }
 
-// setOutput sets the bound on the output, in each member that the agent used.
+// setOutput sets the bound on the output in the member that the provider knows: it could
+// ignore the agent's. Most servers of Chat know both of its spellings, OpenAI only one.
 func (q *request) setOutput(bound int64) error {
 	if q.compacts() {
 		return nil
@@ -404,15 +419,16 @@ func (q *request) setOutput(bound int64) error {
 		q.body.set("generationConfig", config.encode())
 		return nil
 	}
-	found := false
+	own := q.outputMember()
 	for _, name := range []string{"max_tokens", "max_completion_tokens", "max_output_tokens"} {
-		if q.body.value(foldName(name)) != nil {
+		switch both := q.endpoint.protocol == Chat && own == "max_tokens" && name == "max_completion_tokens"; {
+		case name == own:
 			q.body.set(name, number)
-			found = true
+		case both && q.body.value(foldName(name)) != nil:
+			q.body.set(name, number)
+		default:
+			q.body.remove(foldName(name))
 		}
-	}
-	if !found {
-		q.body.set(q.outputMember(), number)
 	}
 	return nil
 }

@@ -210,6 +210,10 @@ func TestOutput(t *testing.T) {
 		{Anthropic, `{"max_tokens":99999999999999999999}`, 0, 0, `{"max_tokens":9,"model":"m"}`, ""},
 		{Anthropic, `{"max_tokens":5000,"thinking":{"type":"enabled","budget_tokens":4000}}`, 5000, 4001, `{"max_tokens":9,"thinking":{"type":"enabled","budget_tokens":4000},"model":"m"}`, ""},
 		{Chat, `{"max_tokens":5,"max_completion_tokens":4}`, 4, 0, `{"max_tokens":9,"max_completion_tokens":9,"model":"m"}`, ""},
+		// A server ignores a member that it doesn't know, so it must get its own too.
+		{Chat, `{"max_output_tokens":1}`, 1, 0, `{"model":"m","max_tokens":9}`, ""},
+		{Chat, `{"max_tokens":5}`, 5, 0, `{"model":"m","max_completion_tokens":9}`, "api.openai.com"},
+		{Anthropic, `{"max_output_tokens":5}`, 5, 0, `{"model":"m","max_tokens":9}`, ""},
 		{Chat, `{}`, 0, 0, `{"model":"m","max_completion_tokens":9}`, "api.openai.com"},
 		{Chat, `{}`, 0, 0, `{"model":"m","max_tokens":9}`, "api.openai.com.example.com"},
 		{Gemini, `{"generation_config":{"max_output_tokens":"7","seed":1}}`, 7, 0, `{"generation_config":{"max_output_tokens":9,"seed":1}}`, ""},

@@ -103,7 +103,7 @@ func (t *tally) addEvent(data []byte) {
 // add counts an event or a whole answer.
 func (t *tally) add(data []byte) {
 	var a answerPart
-	if err := json.Unmarshal(data, &a); err != nil && !json.Valid(data) || depthOf(data) > maxDepth {
+	if err := json.Unmarshal(data, &a); err != nil && !json.Valid(data) || isTooDeep(data) {
 		t.text += int64(len(data))
 		return
 	}
