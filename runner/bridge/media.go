@@ -62,6 +62,9 @@ func (q *request) walk(raw []byte, depth int) error {
 // walkMember checks a member of an object of a type.
 func (q *request) walkMember(m member, kind string, depth int) error {
 	folded := foldName(m.name)
+	if folded != "url" && (strings.HasSuffix(folded, "url") || strings.HasSuffix(folded, "uri")) { // a plain one is of what the model has cited
+		return q.checkURL(m)
+	}
 	switch folded {
 	case "input":
 		if q.endpoint.protocol == Anthropic && strings.HasSuffix(kind, "tool_use") {
@@ -82,14 +85,9 @@ func (q *request) walkMember(m member, kind string, depth int) error {
 		if string(m.value) != "null" {
 			return fmt.Errorf("%s names something that is stored at the provider, which requests may not use", shorten(m.name))
 		}
-	case "url": // also of what the model has cited
 	case "filedata", "data":
 		if text, ok := decodeString(m.value); ok && hasScheme(text) {
 			return fmt.Errorf("%s must be data, because the provider would fetch a URL", shorten(m.name))
-		}
-	default:
-		if strings.HasSuffix(folded, "url") || strings.HasSuffix(folded, "uri") {
-			return q.checkURL(m)
 		}
 	case "image", "video", "audio":
 		return q.checkLoose(m.name, m.value, depth)
