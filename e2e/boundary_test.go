@@ -27,6 +27,9 @@ var boundaryConversions = map[string]int{
 	"runner.instructionMessage": 1,
 	"runner.noticeOf":           1,
 	"runner.settleChanges":      1,
+	// Of programs' own conversations, for the records: no model is sent them.
+	"runner/bridge/transcript.Add":     1,
+	"runner/bridge/transcript.addText": 1,
 	// Of the words of the user and the operator, and of files that the user trusts.
 	"runner.addSkills":       1,
 	"runner.addTrusted":      1,
