@@ -238,6 +238,7 @@ func agentPrograms(t *testing.T) string {
 // TestRealAgents has each built-in agent write a file, run a command and answer, without a
 // network. What the command prints has no key.
 func TestRealAgents(t *testing.T) {
+	t.Parallel()
 	bin := agentPrograms(t)
 	type call struct{ tool, args string }
 	onEachBackend(t, func(t *testing.T, backend string) {
