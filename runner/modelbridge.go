@@ -270,6 +270,9 @@ func (b *modelBridge) close() (*record.BridgeTotals, *limits.Usage) {
 		b.ending.Stop()
 	}
 	b.end(errClosed)
+	if b.used == (limits.Usage{}) {
+		b.used.CostMicroUSD = new(int64(0)) // and not an unknown cost
+	}
 	var err error
 	b.totals.BodiesSHA256, b.totals.BodiesOmitted, err = b.bodies.lines.Close()
 	b.logFailure(err)

@@ -32,6 +32,10 @@ func TestBridgeRecordsAreBounded(t *testing.T) {
 	if totals.Calls != 3*maxUnused+1 || totals.Answered != 1 || totals.Unrecorded != 2*maxUnused || used.InputTokens != 7 {
 		t.Errorf("%+v, %+v", totals, used)
 	}
+	none := &modelBridge{events: b.events, log: zap.NewNop(), bodies: newBodyLog(t.TempDir(), nil), end: func(error) {}}
+	if _, used := none.close(); used.CostMicroUSD == nil || *used.CostMicroUSD != 0 {
+		t.Errorf("no request costs %v", used.CostMicroUSD)
+	}
 	if err := rec.Close(); err != nil {
 		t.Fatal(err)
 	}
