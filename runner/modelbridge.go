@@ -100,7 +100,7 @@ func (b *modelBridge) recordCall(c bridge.Call) {
 		Estimated: c.Estimated, Withheld: c.Withheld[:min(len(c.Withheld), record.MaxListed)], Sent: int64(len(c.Request)), Received: int64(len(c.Answer)),
 	}
 	p.EndedModelCall = record.EndedModelCall{
-		ModelCall: loop.ModelCall{Profile: c.Profile, Attempt: 1, Model: loop.ModelInfo{Provider: string(c.Protocol), Model: c.Model}},
+		ModelCall: loop.ModelCall{Profile: c.Profile, Attempt: 1, Model: loop.ModelInfo{Provider: string(c.Protocol), Model: cmp.Or(c.AnsweredBy, c.Model)}},
 		LatencyMS: c.Duration.Milliseconds(), Usage: c.Usage, Finish: c.Finish, Class: loop.ErrorClass(c.Class), Message: clip(c.Message),
 	}
 	if c.Class != "" {

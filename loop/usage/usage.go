@@ -63,14 +63,12 @@ func (u Anthropic) Limits() limits.Usage {
 // Responses, which has other names for the counts. The input includes what was read
 // from the cache or written to it.
 type OpenAI struct {
-	Prompt            Count         `json:"prompt_tokens"`
-	Completion        Count         `json:"completion_tokens"`
-	PromptDetails     inputDetails  `json:"prompt_tokens_details"`
-	CompletionDetails outputDetails `json:"completion_tokens_details"`
-	Input             Count         `json:"input_tokens"`
-	Output            Count         `json:"output_tokens"`
-	InputDetails      inputDetails  `json:"input_tokens_details"`
-	OutputDetails     outputDetails `json:"output_tokens_details"`
+	Prompt        Count        `json:"prompt_tokens"`
+	Completion    Count        `json:"completion_tokens"`
+	PromptDetails inputDetails `json:"prompt_tokens_details"`
+	Input         Count        `json:"input_tokens"`
+	Output        Count        `json:"output_tokens"`
+	InputDetails  inputDetails `json:"input_tokens_details"`
 	// Cost is in US dollars (from OpenRouter), a number or a string.
 	Cost json.RawMessage `json:"cost"`
 }
@@ -78,10 +76,6 @@ type OpenAI struct {
 type inputDetails struct {
 	Cached  Count `json:"cached_tokens"`
 	Written Count `json:"cache_write_tokens"`
-}
-
-type outputDetails struct {
-	Reasoning Count `json:"reasoning_tokens"`
 }
 
 // UnmarshalJSON never fails.
@@ -106,11 +100,6 @@ func (u OpenAI) Limits() limits.Usage {
 	return out
 }
 
-// Reasoning returns the part of the output that is reasoning.
-func (u OpenAI) Reasoning() int64 {
-	return int64(cmp.Or(u.CompletionDetails.Reasoning, u.OutputDetails.Reasoning))
-}
-
 // Gemini is the usage of Gemini's generateContent. The prompt includes what was cached;
 // the candidates don't include the reasoning.
 type Gemini struct {
@@ -133,6 +122,3 @@ func (u Gemini) Limits() limits.Usage {
 	cached := min(u.Cached, u.Prompt)
 	return limits.Usage{InputTokens: int64(u.Prompt - cached + u.ToolPrompt), CachedInputTokens: int64(cached), OutputTokens: int64(u.Candidates + u.Thoughts)}
 }
-
-// Reasoning returns the part of the output that is reasoning.
-func (u Gemini) Reasoning() int64 { return int64(u.Thoughts) }

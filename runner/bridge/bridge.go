@@ -49,8 +49,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/oklog/ulid/v2"
-
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/tools/egress/rule"
@@ -280,7 +278,7 @@ func (b *Bridge) ServeRequest(w http.ResponseWriter, r *http.Request, command in
 		return
 	}
 	c := &call{bridge: b, w: w, r: r, start: start}
-	c.report = Call{ID: ulid.Make().String(), Command: command, Protocol: guessProtocol(r), Endpoint: shorten(r.Method + " " + r.URL.Path)}
+	c.report = Call{Command: command, Protocol: guessProtocol(r), Endpoint: shorten(r.Method + " " + r.URL.Path)}
 	e, ok := route(r.URL.Path)
 	if !ok || !isPlain(r) || r.Method != http.MethodPost {
 		c.refuse(http.StatusNotFound, "this endpoint is not available: "+c.report.Endpoint)

@@ -54,7 +54,6 @@ const (
 // changed.
 type Call struct {
 	Stage   Stage
-	ID      string // the same for all events of a call; a ULID
 	Command int
 	// Protocol is a guess and Endpoint the method and path, if there is no such
 	// endpoint.
@@ -65,7 +64,6 @@ type Call struct {
 	// Asked is the agent's name for the model, Profile the profile's, and Model the
 	// provider's. AnsweredBy is the name in the answer, "" if it has none.
 	Asked, Profile, Model, AnsweredBy string
-	Stream                            bool
 	// Withheld are the types of tools, and the names of members with the same effect,
 	// that were removed from the request.
 	Withheld []string
@@ -80,16 +78,14 @@ type Call struct {
 	// error at its end.
 	Answer []byte
 	// Usage is what counts against limits; zero if nothing does. Estimated is set if
-	// some of it is an estimate. ReasoningTokens are part of the output.
-	Usage           limits.Usage
-	ReasoningTokens int64
-	Estimated       bool
-	Finish          string // the provider's word
+	// some of it is an estimate.
+	Usage     limits.Usage
+	Estimated bool
+	Finish    string // the provider's word
 	// Status is the status that the agent got, 0 for none.
 	Status int
-	// Duration is the time since the request arrived, and FirstByte until the answer's
-	// body began, 0 if it didn't.
-	Duration, FirstByte time.Duration
+	// Duration is the time since the request arrived.
+	Duration time.Duration
 
 	// Class, Message and Err are for failures. Message is for users. Err is the cause,
 	// and may be nil. Limit is the limit that was reached.
@@ -171,7 +167,7 @@ func (c *call) serve() {
 	q := &c.request
 	c.report.Request = raw
 	err := q.rewrite(raw)
-	c.report.Asked, c.report.Stream, c.report.Withheld = q.asked, q.stream, q.withheld
+	c.report.Asked, c.report.Withheld = q.asked, q.withheld
 	if err != nil {
 		c.refuse(http.StatusBadRequest, err.Error())
 		return
@@ -331,9 +327,6 @@ func (c *call) copyAnswer(res *http.Response, cancel context.CancelCauseFunc) er
 		timer := time.AfterFunc(idle, func() { cancel(errSilent) })
 		n, err := res.Body.Read(buf)
 		timer.Stop()
-		if n > 0 && c.report.FirstByte == 0 {
-			c.report.FirstByte = time.Since(c.start)
-		}
 		left -= int64(n)
 		if left < 0 {
 			return errTooLarge
@@ -512,7 +505,7 @@ func (c *call) end(ctx context.Context, status int, err error) {
 		class, message, err = ClassBudget, "the use of models can't be counted", settleErr
 	}
 	c.report.Warnings = c.budget.warnings
-	c.report.AnsweredBy, c.report.Finish, c.report.ReasoningTokens = c.tally.model, c.tally.finish, c.tally.reasoning
+	c.report.AnsweredBy, c.report.Finish = c.tally.model, c.tally.finish
 	if class == "" {
 		c.emit(Completed)
 		return

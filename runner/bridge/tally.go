@@ -13,8 +13,6 @@ import (
 type tally struct {
 	protocol Protocol
 	usage    limits.Usage // the largest counts so far
-	// reasoning is the part of the output that is reasoning.
-	reasoning int64
 	// text is the bytes of text, reasoning and arguments in pieces, and whole those of
 	// complete parts, which repeat the pieces. events is the number of events with
 	// pieces.
@@ -189,9 +187,6 @@ func (t *tally) addUsage(data raw) {
 		return
 	}
 	t.usage = usage.Max(t.usage, counted.Limits())
-	if u, ok := counted.(interface{ Reasoning() int64 }); ok {
-		t.reasoning = max(t.reasoning, u.Reasoning())
-	}
 }
 
 // output returns the estimated output: one token for 4 bytes of text, and at least one
