@@ -21,7 +21,7 @@ func (d Demand) Tokens() int64 { return addCounts(d.Input, d.Output) }
 
 // Cost returns the most that the request can cost, in millionths of a US dollar, and
 // whether that is known. It prices all input as the dearest kind, in the dearest tier
-// that may apply.
+// that may apply. Only cache writes that are kept for an hour can cost more.
 func (d Demand) Cost() (micro int64, known bool) {
 	if d.Price == nil {
 		return 0, false

@@ -167,7 +167,10 @@ type Usage struct {
 	InputTokens       int64 `json:"input_tokens"`
 	CachedInputTokens int64 `json:"cached_input_tokens"`
 	CacheWriteTokens  int64 `json:"cache_write_tokens"`
-	OutputTokens      int64 `json:"output_tokens"`
+	// CacheWriteHourTokens are those of CacheWriteTokens that the cache keeps for an
+	// hour, which Anthropic charges more for.
+	CacheWriteHourTokens int64 `json:"cache_write_hour_tokens,omitempty"`
+	OutputTokens         int64 `json:"output_tokens"`
 	// CostMicroUSD is in millionths of a US dollar; nil means unknown.
 	CostMicroUSD *int64 `json:"cost_micro_usd,omitempty"`
 }
@@ -192,7 +195,8 @@ func (u Usage) Plus(o Usage) Usage {
 	sum := Usage{
 		Rounds: addCounts(u.Rounds, o.Rounds), ToolCalls: addCounts(u.ToolCalls, o.ToolCalls),
 		InputTokens: addCounts(u.InputTokens, o.InputTokens), CachedInputTokens: addCounts(u.CachedInputTokens, o.CachedInputTokens),
-		CacheWriteTokens: addCounts(u.CacheWriteTokens, o.CacheWriteTokens), OutputTokens: addCounts(u.OutputTokens, o.OutputTokens),
+		CacheWriteTokens: addCounts(u.CacheWriteTokens, o.CacheWriteTokens), CacheWriteHourTokens: addCounts(u.CacheWriteHourTokens, o.CacheWriteHourTokens),
+		OutputTokens: addCounts(u.OutputTokens, o.OutputTokens),
 	}
 	if u.CostMicroUSD != nil && o.CostMicroUSD != nil {
 		sum.CostMicroUSD = new(addCounts(*u.CostMicroUSD, *o.CostMicroUSD))
@@ -222,13 +226,19 @@ type PriceTier struct {
 	Output      float64 `json:"output"`
 }
 
+// hourSurcharge is the surcharge for cache writes that are kept for an hour: they cost
+// twice as much as other input, those for 5 minutes 1.25 times.
+// Source: platform.claude.com/docs/en/build-with-claude/prompt-caching.
+const hourSurcharge = 2/1.25 - 1
+
 // Cost returns the cost of one request in millionths of a US dollar, rounded up.
 // Negative counts count as zero. The largest cost is the largest int64.
 func (p Price) Cost(u Usage) int64 {
 	p = p.forInput(Usage{InputTokens: u.InputTokens, CachedInputTokens: u.CachedInputTokens, CacheWriteTokens: u.CacheWriteTokens}.Tokens())
 	// Dollars per million tokens are millionths of a dollar per token.
-	micro := float64(max(u.InputTokens, 0))*p.Input + float64(max(u.CachedInputTokens, 0))*p.CachedInput +
-		float64(max(u.CacheWriteTokens, 0))*p.CacheWrite + float64(max(u.OutputTokens, 0))*p.Output
+	written := float64(max(u.CacheWriteTokens, 0)) + hourSurcharge*float64(max(u.CacheWriteHourTokens, 0))
+	micro := float64(max(u.InputTokens, 0))*p.Input + float64(max(u.CachedInputTokens, 0))*p.CachedInput + written*p.CacheWrite +
+		float64(max(u.OutputTokens, 0))*p.Output
 	if micro >= math.MaxInt64 {
 		return math.MaxInt64
 	}

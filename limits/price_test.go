@@ -20,6 +20,7 @@ func TestPriceCost(t *testing.T) {
 		"input":               {price: price, usage: Usage{InputTokens: 1000}, want: 3000},
 		"read from cache":     {price: price, usage: Usage{CachedInputTokens: 1000}, want: 300},
 		"written to cache":    {price: price, usage: Usage{CacheWriteTokens: 1000}, want: 3750},
+		"written for an hour": {price: price, usage: Usage{CacheWriteTokens: 1000, CacheWriteHourTokens: 400}, want: 4650},
 		"output":              {price: price, usage: Usage{OutputTokens: 1000}, want: 15000},
 		"all":                 {price: price, usage: Usage{InputTokens: 1, CachedInputTokens: 10, CacheWriteTokens: 4, OutputTokens: 2}, want: 51},
 		"rounded up":          {price: price, usage: Usage{CachedInputTokens: 1}, want: 1},

@@ -32,17 +32,31 @@ func (c *Count) UnmarshalJSON(data []byte) error {
 func Max(a, b limits.Usage) limits.Usage {
 	return limits.Usage{
 		InputTokens: max(a.InputTokens, b.InputTokens), CachedInputTokens: max(a.CachedInputTokens, b.CachedInputTokens),
-		CacheWriteTokens: max(a.CacheWriteTokens, b.CacheWriteTokens), OutputTokens: max(a.OutputTokens, b.OutputTokens),
+		CacheWriteTokens: max(a.CacheWriteTokens, b.CacheWriteTokens), CacheWriteHourTokens: max(a.CacheWriteHourTokens, b.CacheWriteHourTokens),
+		OutputTokens: max(a.OutputTokens, b.OutputTokens),
 		CostMicroUSD: cmp.Or(b.CostMicroUSD, a.CostMicroUSD),
 	}
 }
 
 // Anthropic is the usage of Anthropic's Messages. Its counts are disjoint.
 type Anthropic struct {
+	anthropicCounts
+
+	// Iterations are the parts of an answer for which the model was asked several
+	// times, such as to compact the conversation. The counts beside them leave
+	// compactions out, although they are charged.
+	// Source: platform.claude.com/docs/en/build-with-claude/compaction.
+	Iterations []anthropicCounts `json:"iterations"`
+}
+
+type anthropicCounts struct {
 	Input      Count `json:"input_tokens"`
 	CacheRead  Count `json:"cache_read_input_tokens"`
 	CacheWrite Count `json:"cache_creation_input_tokens"`
 	Output     Count `json:"output_tokens"`
+	Kept       struct {
+		Hour Count `json:"ephemeral_1h_input_tokens"`
+	} `json:"cache_creation"`
 }
 
 // UnmarshalJSON never fails.
@@ -54,8 +68,17 @@ func (u *Anthropic) UnmarshalJSON(data []byte) error {
 
 // Limits returns the usage in the terms of limits.
 func (u Anthropic) Limits() limits.Usage {
+	var parts limits.Usage
+	for _, one := range u.Iterations {
+		parts = parts.Plus(one.limits())
+	}
+	return Max(u.limits(), parts)
+}
+
+func (c anthropicCounts) limits() limits.Usage {
 	return limits.Usage{
-		InputTokens: int64(u.Input), CachedInputTokens: int64(u.CacheRead), CacheWriteTokens: int64(u.CacheWrite), OutputTokens: int64(u.Output),
+		InputTokens: int64(c.Input), CachedInputTokens: int64(c.CacheRead), CacheWriteTokens: int64(c.CacheWrite),
+		CacheWriteHourTokens: int64(min(c.Kept.Hour, c.CacheWrite)), OutputTokens: int64(c.Output),
 	}
 }
 

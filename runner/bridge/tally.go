@@ -200,7 +200,7 @@ func (t *tally) count(input int64) (u limits.Usage, estimated bool) {
 	u = t.usage
 	u.Rounds = 1
 	if all := u.InputTokens + u.CachedInputTokens + u.CacheWriteTokens; all == 0 || all < input/8 {
-		u.InputTokens, u.CachedInputTokens, u.CacheWriteTokens = input, 0, 0
+		u.InputTokens, u.CachedInputTokens, u.CacheWriteTokens, u.CacheWriteHourTokens = input, 0, 0, 0
 		u.CostMicroUSD, estimated = nil, true
 	}
 	if output := t.output(); u.OutputTokens < (output+3)/4 {
