@@ -331,7 +331,7 @@ func (c *call) copyAnswer(res *http.Response, cancel context.CancelCauseFunc) er
 		if left < 0 {
 			return errTooLarge
 		}
-		_ = control.SetWriteDeadline(time.Now().Add(idle)) // not every connection has one
+		_ = control.SetWriteDeadline(time.Now().Add(idle)) // egress has one
 		if failure := out.write(buf[:n], err != nil); failure != nil {
 			return failure
 		}

@@ -24,6 +24,8 @@ type client struct {
 	first byte
 	// expired reports whether a wait for the program took too long.
 	expired atomic.Bool
+	// writeBy is the deadline of writes in nanoseconds since 1970, or 0.
+	writeBy atomic.Int64
 	caller
 }
 
@@ -42,10 +44,14 @@ func (c *client) newRequest(way Way, host string, port uint16) request {
 
 func (c *client) Read(p []byte) (int, error) { return c.br.Read(p) }
 
-// Write sends bytes to the program. If the program receives none of them for the
-// idle time, the connection is closed.
+// Write sends bytes to the program. If the program doesn't receive them within the
+// idle time or until the deadline, the connection is closed.
 func (c *client) Write(p []byte) (int, error) {
-	timer := time.AfterFunc(c.s.times.idle, func() { _ = c.Close() })
+	wait := c.s.times.idle
+	if by := c.writeBy.Load(); by != 0 {
+		wait = min(wait, time.Until(time.Unix(0, by)))
+	}
+	timer := time.AfterFunc(wait, func() { _ = c.Close() })
 	defer timer.Stop()
 	return c.EgressConn.Write(p)
 }

@@ -118,6 +118,41 @@ func TestLocalHostStreams(t *testing.T) {
 	}
 }
 
+// TestLocalHostUnread checks that a program that doesn't read its response is cut off at
+// the deadline, and that the deadline doesn't hold for the next response.
+func TestLocalHostUnread(t *testing.T) {
+	ended := make(chan error, 1)
+	f := newFixture(t, func(o *Options) {
+		o.Local = map[string]Local{localHost: func(w http.ResponseWriter, req *http.Request, _ int) {
+			control := http.NewResponseController(w)
+			if req.URL.Path == "/short" {
+				if err := control.SetWriteDeadline(time.Now().Add(-time.Hour)); err != nil {
+					t.Error(err)
+				}
+				_ = control.SetWriteDeadline(time.Time{})
+				return
+			}
+			_ = control.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+			var err error
+			for err == nil {
+				_, err = w.Write(make([]byte, 64<<10))
+			}
+			ended <- err
+		}}
+	})
+	conn := f.connectProxy()
+	_, _ = io.WriteString(conn, "GET http://"+localHost+"/short HTTP/1.1\r\nHost: "+localHost+"\r\n\r\n")
+	if status, _ := readEcho(t, conn); status != http.StatusOK {
+		t.Fatalf("status %d", status)
+	}
+	_, _ = io.WriteString(conn, "GET http://"+localHost+"/ HTTP/1.1\r\nHost: "+localHost+"\r\n\r\n")
+	select {
+	case <-ended:
+	case <-time.After(30 * time.Second):
+		t.Error("the response doesn't end, although nobody reads it")
+	}
+}
+
 // TestLocalHostIdentities checks that only the agent's own programs reach a local host.
 func TestLocalHostIdentities(t *testing.T) {
 	f := newIdentityFixture(t, func(identity int, o *Options) {

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 )
 
 // responseWriter writes the response to one HTTP/1 request. It is an
@@ -180,6 +181,17 @@ func (w *responseWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	w.hijacked = true
 	conn := netConn{w.c}
 	return conn, bufio.NewReadWriter(bufio.NewReader(conn), bufio.NewWriter(conn)), nil
+}
+
+// SetWriteDeadline sets the time until which the program must have received what is
+// written. The zero time means that only the idle time counts.
+func (w *responseWriter) SetWriteDeadline(t time.Time) error {
+	by := int64(0)
+	if !t.IsZero() {
+		by = t.UnixNano()
+	}
+	w.c.writeBy.Store(by)
+	return nil
 }
 
 func (w *responseWriter) setClosing() {
