@@ -3,6 +3,7 @@
 package programs
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -34,14 +35,15 @@ type Finder struct {
 // that is found. configured is a path from the configuration or nil. The error
 // is a [*NotFoundError] or an [*UnpackError].
 func (f *Finder) Find(configured *string, names ...string) (string, error) {
-	var tried []string
+	missing := &NotFoundError{Name: names[0]}
 	try := func(candidate string) string {
 		path, err := f.resolve(candidate)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			tried = append(tried, candidate)
+			missing.Tried = append(missing.Tried, candidate)
 		case err != nil:
-			tried = append(tried, fmt.Sprintf("%s (%v)", candidate, err))
+			err = fmt.Errorf("%s (%w)", candidate, err)
+			missing.Tried, missing.Err = append(missing.Tried, err.Error()), cmp.Or(missing.Err, err)
 		}
 		return path
 	}
@@ -73,7 +75,7 @@ func (f *Finder) Find(configured *string, names ...string) (string, error) {
 			return path, nil
 		}
 	}
-	return "", &NotFoundError{Name: names[0], Tried: tried}
+	return "", missing
 }
 
 // OwnDir returns the directory of this process's program, or "" if unknown.
@@ -140,6 +142,8 @@ func FindWritable(writable []string, path string) string {
 type NotFoundError struct {
 	Name  string
 	Tried []string // paths, some with the reason why they don't count
+	// Err is the first path with its reason, or nil.
+	Err error
 }
 
 // Error names the program and the first places searched.

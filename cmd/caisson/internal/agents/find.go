@@ -120,6 +120,9 @@ func (f *Finder) find(a Agent) (Program, error) {
 	}
 	if own := f.Dir(a.Name); own != "" {
 		p, err := f.findPackage(a, filepath.Join(own, "node_modules", ".bin", word), true)
+		if real, realErr := filepath.EvalSymlinks(own); err == nil && (realErr != nil || !isBelow(p.Mount.From, real)) {
+			err = fmt.Errorf("%s leads out of %s", word, own) // a symlink in its package
+		}
 		if !errors.Is(err, ErrNotInstalled) {
 			p.Source = "caisson"
 			return p, err
@@ -207,16 +210,10 @@ func (f *Finder) resolve(name string) (string, error) {
 		find.Path = f.Path
 	}
 	file, err := find.Find(configured, path.Base(name))
-	missing, ok := errors.AsType[*programs.NotFoundError](err)
-	if !ok {
-		return file, err
+	if missing, ok := errors.AsType[*programs.NotFoundError](err); ok {
+		return "", cmp.Or(missing.Err, ErrNotInstalled)
 	}
-	for _, tried := range missing.Tried {
-		if strings.HasSuffix(tried, ")") { // with a reason
-			return "", errors.New(tried)
-		}
-	}
-	return "", ErrNotInstalled
+	return file, err
 }
 
 // noExecutable keeps the directory of this program out of the search.

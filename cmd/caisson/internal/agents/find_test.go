@@ -157,6 +157,12 @@ func TestFindRefuses(t *testing.T) {
 		"keys by a link":           {files: map[string]string{"d/claude": "ELF", "d/keys/id": "", "home/.ssh": "-> ../d/keys"}, dir: "d", want: ".ssh"},
 		"in a directory with keys": {files: map[string]string{"home/.ssh/claude/claude": "ELF"}, dir: "home/.ssh/claude", want: ".ssh"},
 		"beside other programs":    {files: map[string]string{"bin/claude": "ELF"}, want: "other programs"},
+		"link out of the package": {
+			files: map[string]string{
+				"installed/claude/node_modules/.bin/claude": "-> ROOT/other/node_modules/@anthropic-ai/claude-code/claude", "other/node_modules/@anthropic-ai/claude-code/claude": "ELF",
+			},
+			want: "leads out",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := layout(t, tt.files)
