@@ -129,8 +129,9 @@ func ownFlagErrors(cmd *cobra.Command) *cobra.Command {
 }
 
 // connect connects a command with this program's streams. It calls begin before each read
-// and write, and cancel if output can't be written.
-func (f *execFlags) connect(a *app, c runner.UserCommand, begin func(), cancel context.CancelCauseFunc) runner.UserCommand {
+// and write, and cancel if output can't be written. Variables of the configuration come
+// before those of the terminal.
+func (f *execFlags) connect(a *app, c runner.UserCommand, configured map[string]string, begin func(), cancel context.CancelCauseFunc) runner.UserCommand {
 	c.Stdout, c.Stderr = &cancellingWriter{to: a.stdout, begin: begin, cancel: cancel}, &cancellingWriter{to: a.stderr, begin: begin, cancel: cancel}
 	c.Timeout = cmp.Or(f.Timeout, c.Timeout)
 	c.Dir = f.Dir
@@ -138,7 +139,12 @@ func (f *execFlags) connect(a *app, c runner.UserCommand, begin func(), cancel c
 		c.Stdin = beginningReader{a.stdin, begin}
 	}
 	if f.TTY {
-		c.Env = append(terminalVariables(a.environ), c.Env...)
+		known := slices.DeleteFunc(terminalVariables(a.environ), func(v string) bool {
+			name, _, _ := strings.Cut(v, "=")
+			_, own := configured[name]
+			return own
+		})
+		c.Env = append(known, c.Env...)
 	}
 	return c
 }
@@ -295,13 +301,8 @@ func (f *execution) run(ctx context.Context, a *app) error {
 		local.begin()
 	})
 	last := len(commands) - 1
-	commands[last] = f.connect(a, commands[last], begin, cancel)
+	commands[last] = f.connect(a, commands[last], s.conf.Env, begin, cancel)
 	commands[last].Terminal = terminal
-	commands[last].Env = slices.DeleteFunc(commands[last].Env, func(v string) bool {
-		name, _, _ := strings.Cut(v, "=")
-		_, own := s.conf.Env[name]
-		return own
-	})
 	result, err := execAll(ctx, session, commands)
 	local.close()
 	r := session.Close()
@@ -466,7 +467,7 @@ func execInLive(ctx context.Context, a *app, f execFlags, args []string) error {
 	}
 	ctx, abandon, cancel, stop := a.handleInterrupts(ctx, say)
 	defer stop()
-	command := f.connect(a, runner.UserCommand{Argv: args[1:]}, sync.OnceFunc(local.begin), cancel)
+	command := f.connect(a, runner.UserCommand{Argv: args[1:]}, nil, sync.OnceFunc(local.begin), cancel)
 	command.Terminal, command.Abandon = terminal, abandon
 	r, err := runner.RunUserCommand(ctx, bs.environ.stateDir(), session, command)
 	local.close()
