@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -123,6 +124,28 @@ func TestStoppingATurn(t *testing.T) {
 		{"goes on", "\x03\x03\x03"},
 	}, "  - calls: [{tool: shell, input: {command: sleep 1000}}]\n  - text: it goes on\n")
 	if status != 0 || !strings.Contains(shown, "› a draft") {
+		t.Errorf("status %d\n%q", status, shown)
+	}
+}
+
+// TestUnsentMessageStays queues a message in a turn that reaches the limit of the session:
+// it can't be sent, and becomes a draft together with what is behind it.
+func TestUnsentMessageStays(t *testing.T) {
+	w := newWorld(t, "  - calls: [{tool: shell, input: {command: sleep 1}}]\n  - text: the end\n")
+	settings := filepath.Join(w.dir, "../home/.config/caisson/config.yaml")
+	if err := errors.Join(os.MkdirAll(filepath.Dir(settings), 0o700), os.WriteFile(settings, []byte("limits: {session: {max_tool_calls: 1}}\n"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	status, shown := chatIn(t, w, "xterm", []step{
+		{"› ", "begin\r"},
+		{"sleep 1", "first\rsecond\r"},
+		{"2 queued", ""},
+		{"the end", ""},
+		{"limit", ""},
+		{"› first", ""},
+		{"second", "\x03\x03\x03"},
+	})
+	if status != 0 {
 		t.Errorf("status %d\n%q", status, shown)
 	}
 }

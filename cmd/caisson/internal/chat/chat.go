@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -366,27 +367,18 @@ func (c *chat) postCall(do func()) {
 	}
 }
 
-// finishTurn shows the end of a turn and begins the next one in the queue.
+// finishTurn shows the end of a turn and goes on with the queue.
 func (c *chat) finishTurn(r runner.TurnReport) {
 	c.turn = nil
-	c.mu.Lock()
-	c.hint = ""
-	next := ""
-	if len(c.queue) > 0 && r.Reason == loop.StopAnswered {
-		next, c.queue = c.queue[0], c.queue[1:]
-	}
-	waiting := c.queue
-	if next == "" && len(waiting) > 0 { // the user looks at it first
-		c.composer.setDraft(joinDraft(append(waiting, c.composer.text)))
-		c.queue = nil
-	}
-	c.mu.Unlock()
+	c.setHint("")
 	if r.Answer != "" {
 		c.answer = r.Answer
 	}
 	c.showLines(ui.TurnLines(r, c.Colour)...)
-	if next != "" && c.sendText(next) && (c.turn != nil || c.ended) {
-		return
+	for c.sendQueued(r.Reason == loop.StopAnswered) {
+		if c.turn != nil || c.ended {
+			return
+		}
 	}
 	if c.Notify != nil && c.blurred && time.Since(c.begun) > longTurn {
 		c.Notify("the turn has ended")
@@ -403,6 +395,25 @@ func (c *chat) finishTurn(r runner.TurnReport) {
 		d, err := c.Session.Differences(c.ctx)
 		c.postCall(func() { c.showCount(d, err) })
 	}()
+}
+
+// sendQueued sends the first message or command of the queue and reports whether it did.
+// If it doesn't, because send is false or the text can't be sent, the queue becomes a draft.
+func (c *chat) sendQueued(send bool) bool {
+	c.mu.Lock()
+	queue := c.queue
+	if len(queue) > 0 {
+		c.queue = queue[1:]
+	}
+	c.mu.Unlock()
+	if len(queue) == 0 || send && c.sendText(queue[0]) {
+		return len(queue) > 0
+	}
+	c.mu.Lock()
+	c.queue = nil
+	c.composer.setDraft(joinDraft(append(slices.Clip(queue), c.composer.text)))
+	c.mu.Unlock()
+	return false
 }
 
 // showCount shows the number of changes that wait for /apply.
