@@ -1,10 +1,17 @@
 package oci
 
 import (
+	"bytes"
+	"cmp"
 	"context"
+	"errors"
+	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/images/host"
@@ -90,8 +97,42 @@ func conformanceTarget(b *bed) sandboxtest.Target {
 		}
 	case own: // without cgroups; its kernel is one process
 		target.Pause = func(_ context.Context, sb sandbox.Sandbox) error {
-			return syscall.Kill(containerOf(sb).process.pid, syscall.SIGSTOP)
+			return stopProcess(containerOf(sb).process.pid)
 		}
 	}
 	return target
+}
+
+// stopProcess stops all threads of a process. The signal alone doesn't: under load, threads
+// go on until one of them gets a processor and sees it.
+func stopProcess(pid int) error {
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		return err
+	}
+	for deadline := time.Now().Add(faultTime); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		if stopped, err := isStopped(pid); stopped || err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("process %d does not stop", pid)
+}
+
+func isStopped(pid int) (bool, error) {
+	stats, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	if err != nil || len(stats) == 0 {
+		return false, cmp.Or(err, fmt.Errorf("process %d is gone", pid))
+	}
+	for _, name := range stats {
+		stat, err := os.ReadFile(name)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
+			continue // a thread that has ended
+		}
+		if err != nil {
+			return false, err
+		}
+		if state := stat[bytes.LastIndexByte(stat, ')')+2]; state != 'T' && state != 't' {
+			return false, nil
+		}
+	}
+	return true, nil
 }

@@ -120,7 +120,7 @@ func TestFaultsMidCommand(t *testing.T) {
 		{"cgroup frozen", Runc, true, func(t *testing.T, c *container) { freeze(t, c) }},
 		{"cgroup frozen", GVisor, true, func(t *testing.T, c *container) { freeze(t, c) }},
 		{"stopped", Runc, false, func(t *testing.T, c *container) {
-			must(t, unix.PidfdSendSignal(c.process.fd, unix.SIGSTOP, nil, 0))
+			must(t, stopProcess(c.process.pid))
 		}},
 		{"gofer killed", GVisor, false, func(t *testing.T, c *container) { killNaming(t, c.id, "runsc-gofer") }},
 		{"killed by the runtime", GVisor, false, func(t *testing.T, c *container) { runtimeCall(t, c, "kill", c.id, "KILL") }},
