@@ -127,7 +127,7 @@ func TestConformanceRunsc(t *testing.T) {
 	target.WritableImage = images.Reference{Scheme: images.SchemeName, Value: writable}
 	target.UserImage = userImages(t, e.Host())
 	target.CountsForks, target.Brief, target.RootRefused, target.EgressRefused = false, true, false, true
-	target.LimitsKillSandbox, target.PIDsSpareSandbox, target.OwnKernel, target.FloodBytes = true, true, true, 64<<20
+	target.LimitsKillSandbox, target.PIDsSpareSandbox, target.OwnKernel, target.SameInside = true, true, true, true
 	sandboxtest.Run(t, target)
 	t.Run("root needs gVisor's kernel", func(t *testing.T) {
 		for name, want := range map[string]error{"runc": sandbox.ErrUnsupported, "no-runsc": sandbox.ErrUnsupported, "liar": sandbox.ErrUnavailable} {

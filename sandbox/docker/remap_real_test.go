@@ -38,7 +38,7 @@ func TestConformanceRemapped(t *testing.T) {
 		_, name := importImageInto(t, e.Host(), users, changes...)
 		return images.Reference{Scheme: images.SchemeName, Value: name}
 	}
-	target.Brief, target.NoPrograms, target.Remapped, target.RootRefused, target.FloodBytes = true, true, true, false, 16<<20
+	target.Brief, target.NoPrograms, target.Remapped, target.RootRefused, target.SameInside = true, true, true, false, true
 	sandboxtest.Run(t, target)
 	t.Run("root has the owner's files", func(t *testing.T) { testRemappedFiles(t, e) })
 	t.Run("root has the image's files", func(t *testing.T) { testRemappedImage(t, e) })

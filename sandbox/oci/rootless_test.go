@@ -131,6 +131,7 @@ func userTarget(t *testing.T, k Kind, isolation sandbox.Isolation) sandboxtest.T
 	addWritableImage(t, &target)
 	target.FloodBytes, target.Probe, target.Brief = 16<<20, filepath.Join(os.Getenv(userHelper), "probe"), true
 	target.Contained = os.Getenv(jobHelper) != ""
+	target.SameInside = !target.Contained
 	return target
 }
 
