@@ -87,7 +87,7 @@ func TestExecOnATerminal(t *testing.T) {
 		c.waitFor(t, "go: ")
 		c.wantRaw(t)
 		c.send(t, "stty size; echo $TERM\r")
-		c.waitFor(t, "30 100\r\nxterm-256color\r\n")
+		c.waitFor(t, "30 100\r\nxterm-256color\r\ngo: ")
 		if err := unix.IoctlSetWinsize(int(c.terminal.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 41, Col: 111}); err != nil {
 			t.Fatal(err)
 		}
@@ -125,7 +125,7 @@ func TestSandboxExecOnATerminal(t *testing.T) {
 	c.waitFor(t, "go: ")
 	c.wantRaw(t)
 	c.send(t, "stty size\r")
-	c.waitFor(t, "30 100\r\n")
+	c.waitFor(t, "30 100\r\ngo: ") // with the prompt, which would come into what follows
 	if err := unix.IoctlSetWinsize(int(c.terminal.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 41, Col: 111}); err != nil {
 		t.Fatal(err)
 	}
