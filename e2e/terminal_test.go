@@ -109,8 +109,9 @@ func TestExecOnATerminal(t *testing.T) {
 		c = m.typeInto(t, args...)
 		c.waitFor(t, "go: ")
 		c.wantRaw(t)
-		c.send(t, "sleep 1000 & kill -9 $$\r")
+		c.send(t, `printf '\033[?1049h\033[?1000h\033[?2004h\033[?25l'; sleep 1000 & kill -9 $$`+"\r")
 		c.wantEnd(t, 137)
+		c.waitFor(t, "\x1b[?25h\x1b[?2004l\x1b[?1000l\x1b[?1049l")
 		m.wantNothingLeft(t)
 	})
 }

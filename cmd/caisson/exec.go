@@ -302,7 +302,9 @@ func (f *execution) run(ctx context.Context, a *app) error {
 	})
 	last := len(commands) - 1
 	commands[last] = f.connect(a, commands[last], s.conf.Env, begin, cancel)
-	commands[last].Terminal = terminal
+	if terminal != nil {
+		commands[last].Terminal, commands[last].Stdout = terminal, local.watch(commands[last].Stdout)
+	}
 	result, err := execAll(ctx, session, commands)
 	local.close()
 	r := session.Close()
@@ -468,7 +470,10 @@ func execInLive(ctx context.Context, a *app, f execFlags, args []string) error {
 	ctx, abandon, cancel, stop := a.handleInterrupts(ctx, say)
 	defer stop()
 	command := f.connect(a, runner.UserCommand{Argv: args[1:]}, nil, sync.OnceFunc(local.begin), cancel)
-	command.Terminal, command.Abandon = terminal, abandon
+	command.Abandon = abandon
+	if terminal != nil {
+		command.Terminal, command.Stdout = terminal, local.watch(command.Stdout)
+	}
 	r, err := runner.RunUserCommand(ctx, bs.environ.stateDir(), session, command)
 	local.close()
 	if err != nil {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"io"
 	"os"
 	"os/signal"
 	"sync"
@@ -23,6 +24,7 @@ type localTerminal struct {
 
 	mu          sync.Mutex
 	raw, closed bool
+	modes       terminalModes
 	held        []string // notices for later
 }
 
@@ -87,6 +89,27 @@ func (t *localTerminal) begin() {
 	}
 }
 
+// watch returns a writer of the command's output to w, which finds the modes of the
+// terminal that are to be reset at the end.
+func (t *localTerminal) watch(w io.Writer) io.Writer {
+	if !t.app.terminal(t.app.stdout) {
+		return w
+	}
+	return &watchedWriter{t, w}
+}
+
+type watchedWriter struct {
+	t  *localTerminal
+	to io.Writer
+}
+
+func (w *watchedWriter) Write(p []byte) (int, error) {
+	w.t.mu.Lock()
+	w.t.modes.add(p)
+	w.t.mu.Unlock()
+	return w.to.Write(p)
+}
+
 // say prints a notice, after the command if that has the terminal.
 func (t *localTerminal) say(text string) {
 	t.mu.Lock()
@@ -107,6 +130,9 @@ func (t *localTerminal) close() {
 	}
 	t.closed = true
 	close(t.over)
+	if text := t.modes.reset(); text != "" {
+		_, _ = io.WriteString(t.app.stdout, text) // the terminal may be gone
+	}
 	if t.raw {
 		t.app.keys.SetSingle(false)
 		t.raw = false
