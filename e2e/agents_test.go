@@ -51,6 +51,10 @@ const askModel = `ask() { curl -sS -m 20 -H 'x-api-key: caisson-bridge' -H 'anth
 func TestAgent(t *testing.T) {
 	onBackendsAtOnce(t, func(t *testing.T, backend string) {
 		m := newMachine(t)
+		if err := os.WriteFile(filepath.Join(m.home, ".gitconfig"), []byte("[user]\nname = Ada Lovelace\nemail = ada@example.com\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		m.write(t, ".git/config", "[user]\nname = not this\n")
 		model := &mockmodel.Model{Steps: []mockmodel.Step{{Text: "the answer has sk-0123456789-the-model's-key in it"}}}
 		origin := m.provideModel(t, model, askModel+`
 ask /v1/messages '{"model":"small","max_tokens":50,"tools":[{"name":"mine","input_schema":{}},{"type":"web_search_20250305","name":"web_search"}],"messages":[{"role":"user","content":"'"$1"'"}]}'
@@ -63,6 +67,11 @@ cat ~/.mine; env; cat /proc/*/environ | tr '\0' '\n'
 		all := out.stdout + out.stderr
 		if out.status != 0 || !strings.Contains(all, "the answer has") || !strings.Contains(all, "model-1 /home/agent") || strings.Contains(all, modelKey) {
 			t.Errorf("status %d:\n%s", out.status, all)
+		}
+		for _, variable := range []string{"GIT_AUTHOR_NAME=Ada Lovelace\n", "GIT_AUTHOR_EMAIL=ada@example.com\n", "GIT_COMMITTER_NAME=Ada Lovelace\n", "GIT_COMMITTER_EMAIL=ada@example.com\n"} {
+			if !strings.Contains(out.stdout, variable) {
+				t.Errorf("no %s", variable)
+			}
 		}
 		got := model.Requests()
 		if len(got) == 0 || got[0].Path != "/v1/messages" || got[0].Header.Get("X-Api-Key") != modelKey || !strings.Contains(string(got[0].Body), `"content":"say it"`) {
@@ -78,7 +87,7 @@ cat ~/.mine; env; cat /proc/*/environ | tr '\0' '\n'
 		}
 		m.wantNoText(t, modelKey)
 		control := m.run(t, "exec", "--workspace", m.workspace, "--backend", backend, "-e", "MODEL_KEY", "--", "env")
-		if !strings.Contains(control.stdout, modelKey) {
+		if !strings.Contains(control.stdout, modelKey) || strings.Contains(control.stdout, "GIT_AUTHOR_NAME") {
 			t.Errorf("control: %s%s", control.stdout, control.stderr)
 		}
 		// Other sandboxes have no bridge.

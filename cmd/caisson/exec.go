@@ -385,6 +385,8 @@ func (f *execution) open(ctx context.Context, s *sessionBuilder, u *userInterfac
 	if err != nil {
 		return nil, nil, err
 	}
+	last := &commands[len(commands)-1]
+	last.Env = append(s.gitIdentity(ctx), last.Env...)
 	u.observe(&o, force, r.QuietHosts...)
 	session, err := runner.Open(ctx, o)
 	return session, commands, err

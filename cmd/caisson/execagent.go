@@ -16,6 +16,7 @@ import (
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/bridge"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/programs"
 )
 
 // agentTime bounds a run of an agent whose definition has no timeout.
@@ -192,6 +193,32 @@ func (r *agentRun) commands(run agents.Run) ([]runner.UserCommand, error) {
 		c.Stdin = strings.NewReader(launch.Stdin)
 	}
 	return append(list, c), nil
+}
+
+// gitIdentity returns variables that make commits in the sandbox the user's: the name and
+// address that git has on this machine outside any repository. What it would guess from
+// the machine's name is left out.
+func (s *sessionBuilder) gitIdentity(ctx context.Context) []string {
+	var env, out []string
+	for _, name := range []string{"PATH", "HOME", "XDG_CONFIG_HOME", "GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL"} {
+		if v, ok := s.environ.lookup(name); ok {
+			env = append(env, name+"="+v)
+		}
+	}
+	for _, who := range []string{"GIT_AUTHOR_", "GIT_COMMITTER_"} {
+		cmd, err := programs.Command(ctx, env, s.writableDirs(s.workspace.Path), "git", "-c", "user.useConfigOnly=true", "var", who+"IDENT")
+		if err != nil {
+			return nil // the user has no git
+		}
+		cmd.Dir = "/"
+		text, err := cmd.Output()
+		name, rest, _ := strings.Cut(string(text), " <")
+		email, _, whole := strings.Cut(rest, "> ") // and the time
+		if err == nil && whole {
+			out = append(out, who+"NAME="+name, who+"EMAIL="+email)
+		}
+	}
+	return out
 }
 
 // missingAgent adds the exit status to an error for an agent that can't be used.
