@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,12 +10,17 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/bridge"
 	"github.com/caisson-run/caisson/runner/bridge/mockmodel"
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 const modelKey = "sk-0123456789-the-model's-key"
@@ -23,23 +29,38 @@ const modelKey = "sk-0123456789-the-model's-key"
 // model, and an agent mine that runs a shell script. It returns the server's address.
 func (m *machine) provideModel(t *testing.T, model *mockmodel.Model, script string) string {
 	t.Helper()
+	address := serveModel(t, model)
+	m.configureModels(t, func(string) string { return address },
+		"  mine:\n    image: true\n    protocol: anthropic\n    models: {\"*\": anthropic, small: anthropic}\n    command: [bash, -c, "+mustJSON(t, script)+
+			", sh, \"{{instruction}}\"]\n    env: {URL: \"{{base_url}}\"}\n    files: {.mine: \"{{model}} {{home}}\"}\n")
+	return address
+}
+
+// serveModel serves a mock, and returns its address.
+func serveModel(t *testing.T, model *mockmodel.Model) string {
+	t.Helper()
 	server := httptest.NewServer(model)
 	t.Cleanup(server.Close)
+	return server.URL
+}
+
+// configureModels makes the machine's configuration have a model of each protocol, named
+// like that, at an address of its own, and agents.
+func (m *machine) configureModels(t *testing.T, address func(model string) string, agents string) {
+	t.Helper()
 	var b strings.Builder
 	b.WriteString("models:\n")
 	for name, kind := range map[string]string{
 		"anthropic": "provider: anthropic, base_url: URL", "gemini": "provider: gemini, base_url: URL",
 		"responses": "provider: openai, api: responses, base_url: URL/v1", "chat": "provider: openai, api: chat, base_url: URL/v1",
 	} {
-		fmt.Fprintf(&b, "  %s: {model: model-1, api_key_env: MODEL_KEY, price: {input: 3, output: 15}, %s}\n", name, strings.ReplaceAll(kind, "URL", server.URL))
+		fmt.Fprintf(&b, "  %s: {model: model-1, api_key_env: MODEL_KEY, price: {input: 3, output: 15}, %s}\n", name, strings.ReplaceAll(kind, "URL", address(name)))
 	}
-	fmt.Fprintf(&b, "agents:\n  mine:\n    image: true\n    protocol: anthropic\n    models: {\"*\": anthropic, small: anthropic}\n    command: [bash, -c, %s, sh, \"{{instruction}}\"]\n    env: {URL: \"{{base_url}}\"}\n    files: {.mine: \"{{model}} {{home}}\"}\n", mustJSON(t, script))
 	dir := filepath.Join(m.home, ".config", "caisson")
-	if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(b.String()), 0o644)); err != nil {
+	if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(b.String()+"agents:\n"+agents), 0o644)); err != nil {
 		t.Fatal(err)
 	}
 	m.env = append(m.env, "MODEL_KEY="+modelKey)
-	return server.URL
 }
 
 // askModel is a function for scripts: it posts its second argument to a path of the bridge.
@@ -244,30 +265,38 @@ func agentPrograms(t *testing.T) string {
 	return filepath.Join(dir, "node_modules", ".bin")
 }
 
+// realAgents are the built-in agents: the model of their protocol, and the calls by which they
+// write made and run a command.
+func realAgents() map[string]realAgent {
+	return map[string]realAgent{
+		"claude":   {"anthropic", [2]mockmodel.Call{{Name: "Write", Arguments: `{"file_path":"/workspace/made","content":"made"}`}, {Name: "Bash", Arguments: `{"command":"env; cat /proc/*/environ; echo ran >ran","description":"run"}`}}},
+		"codex":    {"responses", [2]mockmodel.Call{{Name: "exec_command", Arguments: `{"cmd":"printf made >made"}`}, {Name: "exec_command", Arguments: `{"cmd":"env; cat /proc/*/environ; echo ran >ran"}`}}},
+		"gemini":   {"gemini", [2]mockmodel.Call{{Name: "write_file", Arguments: `{"file_path":"/workspace/made","content":"made"}`}, {Name: "run_shell_command", Arguments: `{"command":"env; cat /proc/*/environ; echo ran >ran"}`}}},
+		"opencode": {"chat", [2]mockmodel.Call{{Name: "write", Arguments: `{"filePath":"/workspace/made","content":"made"}`}, {Name: "bash", Arguments: `{"command":"env; cat /proc/*/environ; echo ran >ran","description":"run"}`}}},
+		"qwen":     {"chat", [2]mockmodel.Call{{Name: "write_file", Arguments: `{"file_path":"/workspace/made","content":"made"}`}, {Name: "run_shell_command", Arguments: `{"command":"env; cat /proc/*/environ; echo ran >ran","is_background":false}`}}},
+	}
+}
+
+type realAgent struct {
+	model string
+	calls [2]mockmodel.Call
+}
+
 // TestRealAgents has each built-in agent write a file, run a command and answer, without a
-// network. What the command prints has no key.
+// network. What the command prints has no key. Then each has an answer that doesn't end, and
+// Claude Code and Codex are in a batch.
 func TestRealAgents(t *testing.T) {
 	t.Parallel()
 	bin := agentPrograms(t)
-	type call struct{ tool, args string }
 	onEachBackend(t, func(t *testing.T, backend string) {
-		for name, c := range map[string]struct {
-			model string
-			calls [2]call
-		}{
-			"claude":   {"anthropic", [2]call{{"Write", `{"file_path":"/workspace/made","content":"made"}`}, {"Bash", `{"command":"env; cat /proc/*/environ; echo ran >ran","description":"run"}`}}},
-			"codex":    {"responses", [2]call{{"exec_command", `{"cmd":"printf made >made"}`}, {"exec_command", `{"cmd":"env; cat /proc/*/environ; echo ran >ran"}`}}},
-			"gemini":   {"gemini", [2]call{{"write_file", `{"file_path":"/workspace/made","content":"made"}`}, {"run_shell_command", `{"command":"env; cat /proc/*/environ; echo ran >ran"}`}}},
-			"opencode": {"chat", [2]call{{"write", `{"filePath":"/workspace/made","content":"made"}`}, {"bash", `{"command":"env; cat /proc/*/environ; echo ran >ran","description":"run"}`}}},
-			"qwen":     {"chat", [2]call{{"write_file", `{"file_path":"/workspace/made","content":"made"}`}, {"run_shell_command", `{"command":"env; cat /proc/*/environ; echo ran >ran","is_background":false}`}}},
-		} {
+		for name, c := range realAgents() {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel() // they wait for themselves
 				m := newMachine(t)
 				m.env[0] = "PATH=" + bin + ":" + hostPath
 				model := &mockmodel.Model{Side: &mockmodel.Step{Text: "Title"}}
 				for _, one := range c.calls {
-					model.Steps = append(model.Steps, mockmodel.Step{Calls: []mockmodel.Call{{Name: one.tool, Arguments: one.args}}})
+					model.Steps = append(model.Steps, mockmodel.Step{Calls: []mockmodel.Call{one}})
 				}
 				model.Steps = append(model.Steps, mockmodel.Step{Text: "PLUMAGE"})
 				m.provideModel(t, model, "")
@@ -290,6 +319,53 @@ func TestRealAgents(t *testing.T) {
 			})
 		}
 	})
+	t.Run("budget", func(t *testing.T) {
+		for name, c := range realAgents() {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				m := newMachine(t)
+				m.env[0] = "PATH=" + bin + ":" + hostPath
+				m.spendAll(t, "--model", c.model, "--agent", name)
+			})
+		}
+	})
+	t.Run("batch", func(t *testing.T) { realAgentsBatch(t, bin) })
+}
+
+// spendAll has an agent whose model's answer doesn't end, in a session with a limit. The agent
+// must be gone within 10 seconds after it, with the limit's name, and have passed it by at
+// most 5 %.
+func (m *machine) spendAll(t *testing.T, args ...string) {
+	t.Helper()
+	const most = 60_000 // Claude Code's first request has 25,000
+	endless := mockmodel.Step{Text: "words without end, ", Endless: true, Pause: time.Millisecond}
+	m.provideModel(t, &mockmodel.Model{Side: &mockmodel.Step{Text: "Title"}, Steps: []mockmodel.Step{endless}}, "")
+	out := m.run(t, slices.Concat([]string{"exec", "--workspace", m.workspace, "--backend", anyBackend(t), "--max-tokens", strconv.Itoa(most)}, args, []string{"--", "write a long story"})...)
+	if out.status != 53 || !strings.Contains(out.stderr, strconv.Itoa(most)+" tokens") {
+		t.Errorf("status %d:\n%s\n%s", out.status, tail(out.stdout, 5), out.stderr)
+	}
+	if used := m.bridgedUsage(t).Tokens(); used < most/2 || used > most*105/100 {
+		t.Errorf("%d tokens of %d were used", used, most)
+	}
+	trace, err := os.ReadFile(filepath.Join(m.stateDir(), "sessions", m.onlySession(t), record.TraceFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := record.ReadTrace(bytes.NewReader(trace))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range all.Records {
+		if r.Kind == record.KindBridgeModelCall && record.PayloadOf[record.BridgeModelCall](r).Class == loop.ErrorClass(bridge.ClassBudget) {
+			took := all.Records[len(all.Records)-1].Time.Sub(r.Time)
+			t.Logf("%d calls, over %s after the limit", record.PayloadOf[record.BridgeModelCall](r).Call, took)
+			if took > 10*time.Second {
+				t.Errorf("the agent went on for %s", took)
+			}
+			return
+		}
+	}
+	t.Error("no request has reached the limit")
 }
 
 // checkAgentRequests checks that a model was asked with the instruction and the key, and

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -169,9 +170,10 @@ func (s *sessionBuilder) agentOptions(ctx context.Context, r *agentRun, task str
 }
 
 // commands returns the command that writes the agent's files, if it has any, and the
-// agent's. run has an instruction, or is interactive, and the directory in the sandbox.
+// agent's. run has an instruction, or is interactive, and the directories in the sandbox;
+// without a home, the agent has [sandbox.HomeDir], also if its user has another one.
 func (r *agentRun) commands(run agents.Run) ([]runner.UserCommand, error) {
-	run.Model, run.BaseURL, run.Home = r.models[config.AnyModel].Model, "http://"+bridge.Host, sandbox.HomeDir
+	run.Model, run.BaseURL, run.Home = r.models[config.AnyModel].Model, "http://"+bridge.Host, cmp.Or(run.Home, sandbox.HomeDir)
 	launch, err := r.Launch(r.program, run)
 	if err != nil {
 		return nil, newUsageError("%v", err)
@@ -182,13 +184,13 @@ func (r *agentRun) commands(run agents.Run) ([]runner.UserCommand, error) {
 		if err != nil {
 			return nil, err
 		}
-		list = append(list, runner.UnpackCommand(sandbox.HomeDir, bytes.NewReader(text)))
+		list = append(list, runner.UnpackCommand(run.Home, bytes.NewReader(text)))
 	}
 	limit := agentTime
 	if r.Timeout != nil {
 		limit = time.Duration(*r.Timeout)
 	}
-	c := runner.UserCommand{Argv: launch.Argv, Env: launch.Env, Timeout: limit, EndAtLimit: true}
+	c := runner.UserCommand{Argv: launch.Argv, Env: append(launch.Env, "HOME="+run.Home), Timeout: limit, EndAtLimit: true}
 	if !run.Interactive { // Codex adds its standard input to the instruction, so it is never the user's
 		c.Stdin = strings.NewReader(launch.Stdin)
 	}

@@ -350,8 +350,8 @@ func (b *batchSession) newProgram(ctx context.Context, conf config.Config, name,
 	if err != nil {
 		return batch.Model{}, err
 	}
-	p := &batch.Program{Mounts: r.mounts(), Secrets: own.knownSecrets(r.selected()...), Commands: func(instruction, dir string) ([]runner.UserCommand, error) {
-		return r.commands(agents.Run{Instruction: instruction, Workspace: dir})
+	p := &batch.Program{Mounts: r.mounts(), Secrets: own.knownSecrets(r.selected()...), Commands: func(instruction, dir, home string) ([]runner.UserCommand, error) {
+		return r.commands(agents.Run{Instruction: instruction, Workspace: dir, Home: home})
 	}}
 	out := batch.Model{Program: p, Ledger: counts, Close: func() {
 		if counts != nil {

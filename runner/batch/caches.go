@@ -134,10 +134,14 @@ func changedName(h *tar.Header) string {
 // isWithin reports whether a clean absolute path is dir or lies below it.
 func isWithin(name, dir string) bool { return name == dir || strings.HasPrefix(name, dir+"/") }
 
-func (p place) caches(variables []string) toolCaches {
-	home := sandbox.HomeDir
+// home returns the commands' home directory in the sandbox.
+func (p place) home() string {
 	if p.root {
-		home = "/root"
+		return "/root"
 	}
-	return newToolCaches(home, p.dirOf(), slices.Concat(p.env, variables))
+	return sandbox.HomeDir
+}
+
+func (p place) caches(variables []string) toolCaches {
+	return newToolCaches(p.home(), p.dirOf(), slices.Concat(p.env, variables))
 }

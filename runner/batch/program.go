@@ -25,8 +25,8 @@ type Program struct {
 	Mounts  []runner.UserMount
 	Secrets []redact.Secret
 	// Commands returns the commands that have it follow an instruction in a directory of
-	// the sandbox. The last one is the agent.
-	Commands func(instruction, dir string) ([]runner.UserCommand, error)
+	// the sandbox, with another one as its home. The last one is the agent.
+	Commands func(instruction, dir, home string) ([]runner.UserCommand, error)
 }
 
 // configure adds the program to a session's options.
@@ -40,7 +40,7 @@ func (p *Program) configure(o *runner.Options) (err error) {
 // runProgram has the agent's program follow a step's instruction. Its exit status is no
 // failure: the verifier judges what it has done.
 func (r *trialRun) runProgram(ctx context.Context, step *task.Step, result *StepResult, dir string) error {
-	commands, err := r.model.Program.Commands(step.Instruction, r.place.dirOf())
+	commands, err := r.model.Program.Commands(step.Instruction, r.place.dirOf(), r.place.home())
 	if err != nil {
 		return &infraError{Machine, err}
 	}

@@ -18,6 +18,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -44,8 +45,9 @@ type Step struct {
 
 	// Pause is the time before each piece of a stream, and before a whole answer.
 	Pause time.Duration
-	// Endless repeats Text until the client has gone. Broken ends a stream before
-	// its end is told.
+	// Endless repeats Text until the client has gone, with a number before each, since
+	// some agents end an answer that repeats itself. Broken ends a stream before its end
+	// is told.
 	Endless, Broken bool
 }
 
@@ -278,8 +280,12 @@ func (a *answer) stop() {
 
 // forPieces calls send with the pieces of a text, again and again if it is endless.
 func (a *answer) forPieces(text string, endless bool, send func(piece string)) {
-	for {
-		for rest := text; rest != "" && !a.gone; {
+	for n := 1; ; n++ {
+		rest := text
+		if endless {
+			rest = strconv.Itoa(n) + " " + text
+		}
+		for rest != "" && !a.gone {
 			piece := rest[:min(pieceBytes, len(rest))]
 			for n := len(piece); n < len(rest) && n < len(piece)+4 && rest[n]&0xc0 == 0x80; n++ {
 				piece = rest[:n+1] // whole characters
