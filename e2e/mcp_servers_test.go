@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -26,6 +27,8 @@ import (
 	"github.com/caisson-run/caisson/loop/boundary"
 	"github.com/caisson-run/caisson/loop/replay"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/bridge"
+	"github.com/caisson-run/caisson/runner/bridge/mockmodel"
 	"github.com/caisson-run/caisson/runner/caches"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
@@ -349,7 +352,8 @@ def answer(call):
     if name == "variables":
         return " ".join(sorted(os.environ))
     try:
-        return "got " + urllib.request.urlopen(args["url"], timeout=20).read().decode()
+        by = [urllib.request.ProxyHandler({"http": args["proxy"]})] if "proxy" in args else []
+        return "got " + urllib.request.build_opener(*by).open(args["url"], timeout=20).read().decode()
     except Exception as e:
         return "failed: %s" % e
 for line in sys.stdin:
@@ -432,6 +436,59 @@ func TestServerNetwork(t *testing.T) {
 			if opened["one"] != 1 || opened["none"] != 0 || (opened[""] > 0) != agentHasNetwork || denied["one not_allowed"] == 0 || denied[" identity"] == 0 {
 				t.Errorf("network of the agent %t: opened %v, denied %v", agentHasNetwork, opened, denied)
 			}
+		}
+	})
+}
+
+// TestServersAskNoModels checks that servers of a session with a bridge can't use it: not by
+// their own network, nor by the proxy of the agent's commands, nor if they have none. The
+// control is such a command.
+func TestServersAskNoModels(t *testing.T) {
+	onEachBackend(t, func(t *testing.T, backend string) {
+		mock := &mockmodel.Model{Steps: []mockmodel.Step{{Text: "the answer"}}}
+		address := serveModel(t, mock)
+		base, err := url.Parse(address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		one := python("one")
+		one.Egress = serverRules(t, strings.Replace(address, "127.0.0.1", rule.HostName, 1)+"/")
+		s := openServers(t, backend, func(o *runner.Options) {
+			o.Bridge = &bridge.Options{
+				Profiles: []bridge.Profile{{Name: "fast", Protocol: bridge.Anthropic, BaseURL: base, Model: "model-1", Header: http.Header{"X-Api-Key": {modelKey}}}},
+				Models:   map[string]string{"*": "fast"},
+			}
+		}, one, python("none"))
+		const models = "http://" + bridge.Host + "/v1/models"
+		command := `curl -sS -m 10 -H 'anthropic-version: 1' ` + models + `; curl -sS -m 10 http://` + bridge.Host + `/v1/messages -d '{"model":"m","max_tokens":50,"messages":[]}';
+for n in 1 2 3 4 5 6; do curl -sS -m 10 -H 'anthropic-version: 1' -x http://127.80.0.$n:61080 ` + models + `; done`
+		control, _ := s.call("shell", fmt.Sprintf(`{"command":%s}`, mustJSON(t, command)))
+		if strings.Count(control, `"model-1","type":"model"`) < 2 || !strings.Contains(control, "the answer") || strings.Contains(control, modelKey) {
+			t.Fatalf("control: a command of the agent got %s", control)
+		}
+		for _, server := range []string{"one", "none"} {
+			tries := []string{fmt.Sprintf(`{"url":%q}`, models)}
+			for n := range 6 {
+				tries = append(tries, fmt.Sprintf(`{"url":%q,"proxy":"http://127.80.0.%d:61080"}`, models, n+1))
+			}
+			for _, input := range tries {
+				if got := s.mustCall(server+"/get", input); !strings.Contains(got, "failed") {
+					t.Errorf("server %s, %s: %s", server, input, got)
+				}
+			}
+		}
+		if got := s.mustCall("one/get", fmt.Sprintf(`{"url":%q}`, strings.Replace(address, "127.0.0.1", rule.HostName, 1)+"/v1/models")); !strings.Contains(got, "HTTP Error 400") {
+			t.Errorf("control: the server's own host: %s", got)
+		}
+		denied := map[string]int{}
+		for _, p := range payloads[record.NetworkDenied](s) {
+			denied[p.Server+" "+p.Reason]++
+		}
+		if denied["one identity"] == 0 || denied["none identity"]+denied[" identity"] == 0 {
+			t.Errorf("denied %v", denied)
+		}
+		if n := len(mock.Requests()); n != 2 { // those of the controls
+			t.Errorf("the model got %d requests: %+v", n, mock.Requests())
 		}
 	})
 }
