@@ -33,11 +33,11 @@ type modelBridge struct {
 	log    *zap.Logger
 	bodies *bodyLog
 
-	// saidMu orders the messages of calls that end at the same time. unread is set once a body
-	// could not be read.
-	saidMu sync.Mutex
-	said   transcript.Transcript
-	unread bool
+	// writing is held while the bodies and messages of a call are recorded, after it has
+	// ended. unread is set once a body could not be read.
+	writing sync.Mutex
+	said    transcript.Transcript
+	unread  bool
 	// saidBytes is the size of the recorded messages.
 	saidBytes int
 
@@ -83,7 +83,8 @@ func (b *modelBridge) local() map[string]egress.Local {
 	return map[string]egress.Local{bridge.Host: func(w http.ResponseWriter, r *http.Request, command int) { b.ServeRequest(w, r, command) }}
 }
 
-// recordCall records a call's warnings, and its end or refusal.
+// recordCall records a call's warnings, and its end or refusal. The program waits for it, so
+// what takes long is recorded afterwards; the next call that ends waits for that.
 func (b *modelBridge) recordCall(c bridge.Call) {
 	for _, w := range c.Warnings {
 		b.logFailure(b.events.writeRecord(record.BudgetWarning{What: w.Kind, Limit: w.Limit, Used: w.Used, Period: w.Period, Profile: w.Profile}))
@@ -109,11 +110,29 @@ func (b *modelBridge) recordCall(c bridge.Call) {
 	if c.Err != nil {
 		b.log.Warn("a request of a program to a model failed", zap.Int64("call", p.Call), zap.Error(c.Err))
 	}
-	b.logFailure(b.bodies.add(p.Call, c.Request, c.Answer))
 	b.logFailure(b.events.recordBelow("", p, false))
-	if c.Usage != (limits.Usage{}) { // a model has seen it
-		b.recordMessages(c)
+	b.writing.Lock()
+	go func() {
+		defer b.writing.Unlock()
+		defer func() {
+			if cause := recover(); cause != nil {
+				b.log.Error("record a request to a model", zap.Any("panic", cause), zap.Stack("stack"))
+			}
+		}()
+		b.logFailure(b.bodies.add(p.Call, c.Request, c.Answer))
+		if c.Usage != (limits.Usage{}) { // a model has seen it
+			b.recordMessages(c)
+		}
+	}()
+}
+
+// settle waits until all that has ended is recorded. A nil bridge has nothing.
+func (b *modelBridge) settle() {
+	if b == nil {
+		return
 	}
+	b.writing.Lock()
+	defer b.writing.Unlock()
 }
 
 // maxSaidBytes bounds the recorded messages of a session.
@@ -127,10 +146,9 @@ func messageBytes(m loop.Message) int {
 	return len(text)
 }
 
-// recordMessages records what a request and its answer add to their conversation.
+// recordMessages records what a request and its answer add to their conversation. The caller
+// holds writing.
 func (b *modelBridge) recordMessages(c bridge.Call) {
-	b.saidMu.Lock()
-	defer b.saidMu.Unlock()
 	thread, added, err := b.said.Add(c.Protocol, c.Request, c.Answer)
 	for _, m := range added {
 		if b.saidBytes += messageBytes(m); b.saidBytes > maxSaidBytes {
@@ -264,6 +282,7 @@ func (b *modelBridge) close() (*record.BridgeTotals, *limits.Usage) {
 	if b == nil {
 		return nil, nil
 	}
+	b.settle()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.ending != nil {

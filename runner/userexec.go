@@ -134,6 +134,7 @@ func (u *userCommands) runCommand(ctx context.Context, c UserCommand, client str
 	}
 	endRecording := u.recordTerminal(&command)
 	exit, err := u.exec.RunProgram(ctx, command)
+	u.bridge.settle()
 	ended := record.UserCommandEnded{
 		ExecID: id, ExitStatus: exit.Status, Stdout: out.recordStream(), Stderr: errOut.recordStream(),
 		WallMS: exit.Wall.Milliseconds(), CPUMS: exit.CPU.Milliseconds(), Kill: exit.Kill, Recording: endRecording(),
