@@ -19,7 +19,7 @@ RUNSC_MODULE := sandbox/oci/runsc
 TOOL := $(GO) tool -modfile=.ci/tools/go.mod
 
 .DEFAULT_GOAL := help
-.PHONY: help build caisson demo test race lint fmt fuzz conformance e2e fresh deploy-test corpus injections skills bench projects cover vuln mutate man release check clean
+.PHONY: help build caisson demo test race lint fmt fuzz conformance e2e fresh deploy-test corpus injections skills bench projects agents cover vuln mutate man release check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -75,6 +75,11 @@ skills: ## read public collections of skills, which CAISSON_CORPUS has in skills
 
 fresh: build ## run tests that depend on the machine in a new root file system with an engine of its own; root, INSTALL=1
 	@sh .ci/fresh.sh
+
+# A new version of an agent can need another definition: run it every night. The packages
+# are those of e2e/testdata/agents, 1.2 GB.
+agents: build ## run the newest agents from npm, with mocks for their models
+	@sh .ci/agents.sh
 
 # It takes 10 minutes and 3 GB of Go's build cache the first time.
 deploy-test: build ## apply the manifests of examples/deploy and examples/ci to a Kubernetes API server, built from its module
