@@ -61,6 +61,10 @@ type Definition struct {
 	// order. Each is searched for danger. If there is exactly one, a lasting
 	// approval is bound to it. If nil, calls are approved once or for the session.
 	Commands func(input json.RawMessage) []string
+	// Typed means that Commands are text that is typed into a terminal, so that any
+	// part of it may be a command. They may depend on earlier calls, so they are
+	// judged again when a call is about to run.
+	Typed bool
 	// ActsAs returns the other tools whose work a call with this input does: their
 	// policy binds the call too. With a nil input it returns the tools whose work
 	// every call does.

@@ -161,6 +161,9 @@ func (r *round) describeCall(p *pending) approval.Confirmation {
 		RequiresAdmin: p.tool.Definition.RequiresAdmin, Expires: time.Now().Add(r.d.opts.ConfirmTimeout),
 		As: p.remember.As, Command: p.remember.Command,
 	}
+	if slices.Contains(p.commands, policy.AnyCommand) {
+		c.Notices = append(c.Notices, "it may edit, complete or recall a command in the terminal, so the policy can't tell what it runs")
+	}
 	for _, phrase := range p.confirm.shown.NotCovered {
 		safe, _ := tools.Display(utf8text.Clip(phrase, maxSummaryBytes))
 		c.Notices = append(c.Notices, "this answer does not cover the content of "+safe)

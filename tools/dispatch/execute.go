@@ -66,6 +66,13 @@ func (r *round) executeCall(p *pending) {
 		r.refuseCall(p, removedError(p))
 		return
 	}
+	if !r.isStillAsJudged(p) {
+		r.refuseCall(p, &tools.Error{
+			Class: tools.ErrorExecution, Reason: "typed_before", Visible: true,
+			Message: "Nothing was typed: another call has typed an unfinished line since this one was judged. Look at the terminal, then type again.",
+		})
+		return
+	}
 	called := Called{
 		CallID: p.call.ID, Name: p.call.Name, InputHash: p.hash, InputBytes: len(p.call.Input),
 		Class: p.tool.Definition.Class, Rule: p.verdict.Rule, Summary: p.summary,

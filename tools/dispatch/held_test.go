@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"sync"
 	"testing"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/approval"
+	"github.com/caisson-run/caisson/tools/policy"
 )
 
 // countingTool counts its executions in a field, as a tool may.
@@ -93,5 +95,41 @@ func TestAbandonedCallsAreReported(t *testing.T) {
 				t.Errorf("%s: told of %q, want %d", name, told, want)
 			}
 		})
+	}
+}
+
+// TestTypedTextIsJudgedAgain: two inputs of one answer are a dangerous command only
+// together. Nobody was asked about it, so the second fails. The control is the same
+// without a pattern.
+func TestTypedTextIsJudgedAgain(t *testing.T) {
+	for _, dangerous := range []bool{true, false} {
+		typed := ""
+		def := testDefinition("typing", tools.ClassExecute)
+		def.Typed, def.InOrder = true, true
+		def.Commands = func(raw json.RawMessage) []string { return append(commandOfText(raw), typed+commandOfText(raw)[0]) }
+		tool := fakeTool{def: def, execute: func(_ context.Context, call *tools.Call) (tools.Output, error) {
+			typed += commandOfText(call.Input)[0]
+			return textOutput("typed"), nil
+		}}
+		p := policy.Policy{Classes: map[tools.Class]policy.Mode{tools.ClassExecute: policy.ModeAuto}}
+		if dangerous {
+			p.Dangerous = []string{"shutdown"}
+		}
+		d, err := New(Options{Policy: p, Broker: approval.NewBroker(approval.BrokerOptions{}), Emit: (&recorder{}).emit})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Register(tool.factory()); err != nil {
+			t.Fatal(err)
+		}
+		got, err := d.Round(t.Context(), []tools.Call{
+			{ID: "tu_1", Name: "typing", Input: json.RawMessage(`{"text":"shut"}`)}, {ID: "tu_2", Name: "typing", Input: json.RawMessage(`{"text":"down"}`)},
+		})
+		if err != nil || got[0].IsError || got[1].IsError != dangerous || (typed == "shut") != dangerous {
+			t.Errorf("dangerous %t: typed %q, %+v, %v", dangerous, typed, got, err)
+		}
+		if err := d.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
 	}
 }

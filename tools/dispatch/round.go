@@ -39,6 +39,8 @@ type pending struct {
 	paths   []string
 	summary string
 	verdict policy.Verdict
+	// commands are what the policy judged, if they depend on earlier calls.
+	commands []string
 	// remember is the key of an answer for the session.
 	remember approval.AnswerKey
 	// dangerous is the dangerous part of a command, safe for display, or "". Only
@@ -189,7 +191,10 @@ func (r *round) checkPaths(p *pending) *tools.Error {
 }
 
 func (r *round) checkPolicy(p *pending) *tools.Error {
-	p.verdict = r.raiseMode(p, r.d.opts.Policy.DecideCall(r.d.danger, p.tool.Definition, r.d.opts.Workspace, p.call.Input))
+	if p.tool.Definition.Typed {
+		p.commands = p.tool.Definition.Commands(p.call.Input)
+	}
+	p.verdict = r.decide(p)
 	switch p.verdict.Mode {
 	case policy.ModeAuto:
 		return nil
@@ -199,10 +204,24 @@ func (r *round) checkPolicy(p *pending) *tools.Error {
 		return nil
 	}
 	message := fmt.Sprintf("The policy refuses tool %q (class %s); don't try it again in this session.", p.tool.Wire, p.tool.Definition.Class)
-	if p.verdict.As != "" {
+	switch {
+	case p.verdict.Command == policy.AnyCommand:
+		message = fmt.Sprintf("The policy refuses some commands, and can't tell what this input of %q would run. Type whole lines of plain text instead: no keys but enter and ctrl-c, d, z or \\, no history, no aliases.", p.tool.Wire)
+	case p.verdict.As != "":
 		message = fmt.Sprintf("The policy refuses what this call of %q does, by its rule for %q; don't try that again in this session.", p.tool.Wire, p.verdict.As)
 	}
 	return &tools.Error{Class: tools.ErrorPermissionDenied, Reason: "mode_deny", Message: message, Visible: true}
+}
+
+func (r *round) decide(p *pending) policy.Verdict {
+	return r.raiseMode(p, r.d.opts.Policy.DecideCall(r.d.danger, p.tool.Definition, r.d.opts.Workspace, p.call.Input))
+}
+
+// isStillAsJudged reports whether an earlier call has left the commands as they were
+// judged, or others that need no answer either.
+func (r *round) isStillAsJudged(p *pending) bool {
+	return !p.tool.Definition.Typed || slices.Equal(p.commands, p.tool.Definition.Commands(p.call.Input)) ||
+		p.confirm == nil && r.decide(p).Mode == policy.ModeAuto
 }
 
 // raiseMode makes a dangerous command ask each time. If nobody can be asked, it
@@ -211,10 +230,20 @@ func (r *round) raiseMode(p *pending, v policy.Verdict) policy.Verdict {
 	if p.tool.Definition.Commands == nil || v.Mode != policy.ModeAuto && v.Mode != policy.ModePromptOnce && v.Mode != policy.ModePrompt {
 		return v
 	}
-	for _, command := range p.tool.Definition.Commands(p.call.Input) {
-		if p.dangerous = r.d.danger.Find(command); p.dangerous != "" {
+	find := r.d.danger.Find
+	if p.tool.Definition.Typed {
+		find = r.d.danger.FindTyped
+	}
+	commands := p.tool.Definition.Commands(p.call.Input)
+	for _, command := range commands {
+		if p.dangerous = find(command); p.dangerous != "" {
 			break
 		}
+	}
+	// An answer about plain text doesn't cover what could be any command.
+	unknown := slices.Contains(commands, policy.AnyCommand) && v.Command == "" && !r.d.danger.IsEmpty()
+	if unknown && (v.Mode != policy.ModeAuto || r.d.opts.Broker != nil && !r.d.opts.Policy.NoPrompts) {
+		v = policy.Verdict{Mode: policy.ModePrompt, Rule: "input that may run any command, " + v.Rule, As: v.As, Command: policy.AnyCommand}
 	}
 	switch {
 	case p.dangerous == "" || v.Mode == policy.ModePrompt:

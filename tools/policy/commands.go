@@ -210,7 +210,7 @@ func (r commandRule) matchesCommand(name string, args []string) bool {
 // decideCommand returns the rule for one command, if there is one. A rule that lets
 // it run must cover the whole command; a restricting one counts anywhere in it. A
 // deny wins, then the rule with the most words.
-func decideCommand(rules []commandRule, command string, danger DangerMatcher) (decided commandRule, ok bool) {
+func decideCommand(rules []commandRule, command string, s situation) (decided commandRule, ok bool) {
 	consider := func(r commandRule) {
 		switch {
 		case !ok, r.mode == ModeDeny && decided.mode != ModeDeny:
@@ -226,7 +226,7 @@ func decideCommand(rules []commandRule, command string, danger DangerMatcher) (d
 	words, err := plainWords(command)
 	if err == nil {
 		for _, r := range rules {
-			if r.matchesPlain(words) && (r.mode != ModeAuto || danger.Find(command) == "") {
+			if r.matchesPlain(words) && (r.mode != ModeAuto || s.danger.Find(command) == "") {
 				consider(r)
 			}
 		}
@@ -236,50 +236,70 @@ func decideCommand(rules []commandRule, command string, danger DangerMatcher) (d
 			consider(r)
 		}
 	}
+	if s.def.Typed {
+		for _, part := range typedParts(command) {
+			found, _ := restrictionsNamed(restricting(rules), part)
+			for _, r := range found {
+				consider(r)
+			}
+		}
+	}
 	return decided, ok
 }
 
 // restrictionsIn returns the rules that restrict a command in a script, or all of
 // them if the script can't be searched completely or computes what it runs.
 func restrictionsIn(rules []commandRule, script string) []commandRule {
-	var restricting, found []commandRule
+	rules = restricting(rules)
+	if len(rules) == 0 || len(script) > maxDangerousBytes {
+		return rules
+	}
+	all := scriptSearch{hidden: true}
+	if all.searchScript(script, 0); all.computed {
+		return rules
+	}
+	found, complete := restrictionsNamed(rules, script)
+	if !complete {
+		return rules
+	}
+	return found
+}
+
+func restricting(rules []commandRule) (found []commandRule) {
 	for _, r := range rules {
 		if r.mode == ModePrompt || r.mode == ModeDeny {
-			restricting = append(restricting, r)
+			found = append(found, r)
 		}
 	}
-	if len(restricting) == 0 || len(script) > maxDangerousBytes {
-		return restricting
-	}
+	return found
+}
+
+// restrictionsNamed returns the rules whose commands a script names, and whether it
+// was searched completely.
+func restrictionsNamed(rules []commandRule, script string) (found []commandRule, complete bool) {
 	s := dangerSearch{hidden: true, match: func(name string, args, _ []string) string {
-		for _, r := range restricting {
+		for _, r := range rules {
 			if r.matchesCommand(name, args) {
 				found = append(found, r)
 			}
 		}
 		return ""
 	}}
-	all := scriptSearch{hidden: true}
-	if all.searchScript(script, 0); all.computed {
-		return restricting
-	}
-	if s.searchScript(script, 0); s.found != "" {
-		return restricting
-	}
-	return found
+	s.searchScript(script, 0)
+	return found, s.found == ""
 }
 
 // decideCommands applies the rules about commands to a verdict. It becomes milder
 // only if a rule lets each command run.
-func (p Policy) decideCommands(v Verdict, commands []string, danger DangerMatcher) Verdict {
+func (p Policy) decideCommands(v Verdict, s situation) Verdict {
 	rules, err := parseCommands(p.Commands)
 	if err != nil || len(rules) == 0 || v.Mode == ModeDeny {
 		return v // Validate reports the error
 	}
-	lifted := len(commands) > 0
+	lifted := len(s.commands) > 0
 	var strictest Verdict
-	for _, command := range commands {
-		rule, ok := decideCommand(rules, command, danger)
+	for _, command := range s.commands {
+		rule, ok := decideCommand(rules, command, s)
 		if !ok {
 			lifted = false
 			continue
@@ -287,6 +307,9 @@ func (p Policy) decideCommands(v Verdict, commands []string, danger DangerMatche
 		if strictest.Rule == "" || rule.mode.rank() > strictest.Mode.rank() {
 			strictest = Verdict{Mode: rule.mode, Rule: "command " + rule.text, Command: rule.text}
 		}
+	}
+	if strictest.Rule != "" && slices.Contains(s.commands, AnyCommand) {
+		strictest.Command = AnyCommand // an answer about the rule's own command doesn't cover it
 	}
 	if strictest.Rule != "" && (lifted || strictest.Mode.rank() > v.Mode.rank()) {
 		return strictest

@@ -183,7 +183,7 @@ func (p Policy) decideSituation(s situation) Verdict {
 			verdict = Verdict{Mode: v.Mode, Rule: v.Rule + ", whose work this call does", As: name}
 		}
 	}
-	verdict = p.decideCommands(verdict, s.commands, s.danger)
+	verdict = p.decideCommands(verdict, s)
 	for _, stricter := range p.Tighten {
 		if v := stricter.decideSituation(s); v.Mode.rank() > verdict.Mode.rank() {
 			verdict = v
@@ -198,16 +198,13 @@ func (p Policy) decideSituation(s situation) Verdict {
 	return verdict
 }
 
-// anyCommand stands for commands that are not known yet.
-const anyCommand = `"$@"`
-
 // DecideSandbox returns the strictest verdict on a sandbox without a model, whose
 // commands write and execute without calls. enabled means that the operator has
 // answered p's own prompts; denials and the policies of Tighten still hold.
 func (p Policy) DecideSandbox(workspace string, enabled bool) Verdict {
 	strictest := Verdict{Mode: ModeAuto}
 	for _, def := range []tools.Definition{
-		{Name: tools.NameShell, Class: tools.ClassExecute, Runs: tools.PlaceSandbox, Commands: func(json.RawMessage) []string { return []string{anyCommand} }},
+		{Name: tools.NameShell, Class: tools.ClassExecute, Runs: tools.PlaceSandbox, Commands: func(json.RawMessage) []string { return []string{AnyCommand} }},
 		{Class: tools.ClassWrite, Runs: tools.PlaceSandbox},
 	} {
 		v := p.DecideCall(DangerMatcher{}, def, workspace, json.RawMessage("{}"))

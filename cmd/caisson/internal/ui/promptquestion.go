@@ -9,6 +9,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/approval"
+	"github.com/caisson-run/caisson/tools/policy"
 )
 
 // minShare is the least number of rows for a part of a question: its first, its last,
@@ -162,6 +163,8 @@ func (q question) headLines() string {
 func (q question) sessionWords() string {
 	name := string(q.Name)
 	switch {
+	case q.Command == policy.AnyCommand:
+		return "every input of " + name + " in this session that may run any command, such as keys, even one that your rules restrict"
 	case q.Command != "":
 		return "every command of " + name + " in this session that your rule " + q.Command + " asks about, and none that is called dangerous"
 	case q.As != "":

@@ -1,0 +1,110 @@
+package policy
+
+import (
+	"slices"
+	"strings"
+
+	"mvdan.cc/sh/v3/syntax"
+)
+
+// AnyCommand stands for commands that are not known, such as what keys make of a
+// line in a terminal. The strictest rule that restricts some command applies to it.
+const AnyCommand = `"$@"`
+
+// maxTypedLine bounds a typed line that is judged, and the unfinished text that is
+// judged with what follows it.
+const maxTypedLine = 1 << 10
+
+// TypedCommands returns the [tools.Definition].Commands of a text that is typed
+// into a terminal after before, which is from [UnfinishedCommand]. They contain
+// AnyCommand if the text may run something else than it says. Together they are
+// never covered by an answer or a rule for one command.
+func TypedCommands(before, text string) []string {
+	script := before + text
+	commands := []string{": &", script}
+	if before != "" {
+		// A program may have read a part of before.
+		word := before[strings.LastIndexFunc(before, func(r rune) bool { return !isWordByte(byte(r)) })+1:]
+		commands = append(commands, text, word+text)
+	}
+	if slices.ContainsFunc(commands, changesInput) {
+		commands = append(commands, AnyCommand)
+	}
+	return commands
+}
+
+// UnfinishedCommand returns the end of a typed text that a shell may continue with
+// what is typed next.
+func UnfinishedCommand(script string) string {
+	at := strings.LastIndexByte(script, '\n') + 1
+	whole := strings.TrimSuffix(script[:at], "\n")
+	continued := (len(whole)-len(strings.TrimRight(whole, `\`)))%2 == 1
+	_, err := syntax.NewParser(syntax.Variant(syntax.LangBash)).Parse(strings.NewReader(script[:at]), "")
+	if !continued && !syntax.IsIncomplete(err) {
+		script = script[at:]
+	}
+	return script[max(0, len(script)-maxTypedLine):]
+}
+
+// changesInput reports whether a typed text may run something else than it says, or
+// change what is typed later: by a key, by the shell's history, or by another
+// meaning of keys or words.
+func changesInput(text string) bool {
+	for line := range strings.SplitSeq(text, "\n") {
+		if len(line) > maxTypedLine || strings.HasPrefix(line, "^") || strings.ContainsFunc(line, func(r rune) bool { return r < ' ' || r > '~' || r == '!' }) {
+			return true
+		}
+	}
+	s := dangerSearch{hidden: true, match: func(name string, args, _ []string) string {
+		switch name {
+		case "abbr", "alias", "bind", "bindkey", "compdef", "complete", "fc", "hash", "history", "stty", "zle":
+			return name
+		case "r": // of ksh and zsh: r pull=push
+			if strings.Contains(strings.Join(args, " "), "=") {
+				return name
+			}
+		}
+		return ""
+	}}
+	for _, part := range typedParts(text) {
+		s.searchScript(part, 0)
+		s.steps = 0
+	}
+	return s.found != ""
+}
+
+// typedParts returns the ends of each line of a typed text that may be a command:
+// from each word on, because programs have words for "run this", and from each
+// letter of the first word on, because a program may read single keys before a
+// shell reads the rest.
+func typedParts(text string) (parts []string) {
+	for line := range strings.SplitSeq(strings.ReplaceAll(text, "\\\n", ""), "\n") {
+		line = strings.TrimLeft(line, " ")
+		first := len(line) - len(strings.TrimLeftFunc(line, func(r rune) bool { return r != ' ' }))
+		for i := range line {
+			if line[i] != ' ' && (i < first || !isWordByte(line[i-1])) {
+				parts = append(parts, line[i:])
+			}
+		}
+	}
+	return parts
+}
+
+func isWordByte(c byte) bool {
+	return c == '_' || c == '-' || c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
+}
+
+// FindTyped is Find for a text that is typed into a terminal: each part of it may
+// be a command.
+func (m DangerMatcher) FindTyped(text string) string {
+	found := m.Find(text)
+	for _, part := range typedParts(text) {
+		if found == "" {
+			found = m.Find(part)
+		}
+	}
+	return found
+}
+
+// IsEmpty reports whether no pattern is there.
+func (m DangerMatcher) IsEmpty() bool { return len(m.patterns) == 0 }
