@@ -75,11 +75,11 @@ func (t toolset) shellOptions() shell.Options {
 	}
 }
 
-// shellTools returns shell, shell_output and shell_kill.
+// shellTools returns shell and the tools for its commands.
 func (t toolset) shellTools() ([]tools.Factory, error) {
 	o := t.shellOptions()
 	run, err := shell.New(t.exec, o)
-	return []tools.Factory{run, shell.NewOutput(t.exec), shell.NewKill(o)}, err
+	return []tools.Factory{run, shell.NewOutput(t.exec), shell.NewKill(o), shell.NewInput(o)}, err
 }
 
 func (t toolset) verifyTools() ([]tools.Factory, error) {

@@ -125,7 +125,7 @@ var foreignTools = map[string][]Name{
 	"delete": {NameDeleteFile}, "rm": {NameDeleteFile}, "remove": {NameDeleteFile}, "removefile": {NameDeleteFile}, "patch": {"apply_patch"},
 	"ls": {"list_dir"}, "list": {"list_dir"}, "dir": {"list_dir"}, "listfiles": {"list_dir"}, "listdirectory": {"list_dir"}, "tree": {"list_dir"},
 	"find": {"glob"}, "findfiles": {"glob"}, "filesearch": {"glob"}, "searchfiles": {"grep"}, "search": {"grep"}, "rg": {"grep"}, "ripgrep": {"grep"}, "grepsearch": {"grep"}, "codebasesearch": {"grep"},
-	"webfetch": {"fetch"}, "fetchurl": {"fetch"}, "curl": {"fetch"}, "browse": {"fetch"}, "bashoutput": {"shell_output"}, "killshell": {"shell_kill"}, "killbash": {"shell_kill"},
+	"webfetch": {"fetch"}, "fetchurl": {"fetch"}, "curl": {"fetch"}, "browse": {"fetch"}, "bashoutput": {"shell_output"}, "killshell": {"shell_kill"}, "killbash": {"shell_kill"}, "writestdin": {"shell_input"},
 	"skill": {"load_skill"}, "activateskill": {"load_skill"},
 }
 

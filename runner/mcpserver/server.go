@@ -20,7 +20,7 @@ import (
 const instructions = `The files and commands of these tools are those of a sandbox, which lasts as long as this connection. ` +
 	`Paths are relative to the workspace; commands start there. Nothing else of the user's machine is visible, ` +
 	`and commands have no network unless the operator allowed hosts. A command that runs on, such as a server, takes "background": true in shell; ` +
-	`shell_output and shell_kill take its handle. A call that is refused by the policy stays refused: do not repeat it.`
+	`shell_output, shell_kill and shell_input take its handle. A call that is refused by the policy stays refused: do not repeat it.`
 
 // Server offers tools to clients. It is safe for concurrent use.
 type Server struct {

@@ -21,6 +21,8 @@ type BackgroundEnded struct {
 	WallMS int64              `json:"wall_ms"`
 	CPUMS  int64              `json:"cpu_ms"`
 	Kill   sandbox.KillReport `json:"kill"`
+	// Recording is what its terminal showed, nil without one.
+	Recording *Recording `json:"recording,omitempty"`
 	// Error is the error with which the sandbox was lost.
 	Error string `json:"error,omitempty"`
 }

@@ -90,7 +90,7 @@ func samples() []Payload {
 		BackgroundEnded{
 			CallID: "tu_1", Handle: "background-1", EndedBy: "shell_kill", ExitStatus: ended, Error: "lost",
 			Stdout: UserStream{Bytes: 3, SHA256: "ab"}, Stderr: UserStream{SHA256: "cd"}, WallMS: 7, CPUMS: 2,
-			Kill: sandbox.KillReport{Method: "gid", Terminated: 1},
+			Kill: sandbox.KillReport{Method: "gid", Terminated: 1}, Recording: &Recording{Path: "spill/command-0001-terminal.cast", Bytes: 9, SHA256: "ef"},
 		},
 		MCPServerStarted{
 			Server: "github", Transport: "stdio", Runs: "sandbox", Identity: 1, Protocol: "2025-06-18", Title: "GitHub", Version: "1.0.0",

@@ -399,6 +399,9 @@ func (s *Steps) handleSandboxRecord(r record.Record) bool {
 		return withPayload(r, func(p record.BackgroundEnded) {
 			step := s.newStep(r, StepBackground, fmt.Sprintf("%s ended by %s, %s, after %s", tools.Elide(p.Handle, 200), tools.Elide(p.EndedBy, 200), p.ExitStatus, formatDuration(fromMilliseconds(p.WallMS))), p.Error != "")
 			step.Start = r.Time.Add(-fromMilliseconds(p.WallMS))
+			if p.Recording != nil {
+				step.Text += ", recorded in " + p.Recording.Path
+			}
 			s.visit(step)
 		})
 	case record.KindToolActivated:

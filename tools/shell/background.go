@@ -30,6 +30,13 @@ type Background interface {
 	// the wait. If the command had ended before, endedBefore is true. For an
 	// unknown handle End returns [ErrNoOutput].
 	End(ctx context.Context, handle string) (r Ended, endedBefore bool, err error)
+	// Type types into a command's terminal and waits until it has shown nothing for a
+	// while. Cancelling ctx ends only the wait. The error is [ErrNoOutput] for an
+	// unknown handle, [ErrNoTerminal], or a [tools.Error].
+	Type(ctx context.Context, handle string, in Typing) (Shown, error)
+	// Typed returns Typing.State of the last input, the zero Typed before one and
+	// for an unknown handle.
+	Typed(handle string) Typed
 }
 
 // Ended is the outcome of a background command.
@@ -59,6 +66,9 @@ func (s *shellTool) startBackground(ctx context.Context, cmd Command, shown stri
 	}
 	text := fmt.Sprintf("started in the background: %s\n%s gives its output so far and says whether it still runs, %s ends it. It ends with the session at the latest.\n",
 		handle, OutputName, KillName)
+	if cmd.Terminal != nil {
+		text = fmt.Sprintf("started on a terminal: %s\n%s types and shows what is new, %s ends it. It ends with the session at the latest.\n", handle, InputName, KillName)
+	}
 	return tools.Output{
 		Content: []tools.Block{{Text: text}}, Success: true, Command: shown,
 		Metadata: map[string]any{"background": handle},

@@ -34,6 +34,12 @@ func (f *fakeBackground) End(_ context.Context, handle string) (Ended, bool, err
 	return f.end, f.was, nil
 }
 
+func (f *fakeBackground) Type(context.Context, string, Typing) (Shown, error) {
+	return Shown{}, ErrNoTerminal
+}
+
+func (f *fakeBackground) Typed(string) Typed { return Typed{} }
+
 var noRunner = runnerFunc(func(context.Context, Command) (Result, error) {
 	return Result{}, errors.New("it ran in the foreground")
 })

@@ -1,6 +1,7 @@
 // Package shell provides the tools that run the model's commands in the session's
 // sandbox. shell runs a command and returns its outcome and output, shell_output
-// pages through long output, and shell_kill ends a background command.
+// pages through long output, shell_input types into the terminal of a background
+// command, and shell_kill ends one.
 //
 // The package doesn't depend on a sandbox: package runner adapts one to the
 // interfaces here. When a call ends, all processes of its command are killed. A

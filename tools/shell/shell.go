@@ -86,6 +86,7 @@ type input struct {
 	Timeout    int64  `json:"timeout_seconds"`
 	Dir        string `json:"cwd"`
 	Background bool   `json:"background"`
+	Terminal   bool   `json:"terminal"`
 	// Description is for people, who see it in the input.
 	Description string `json:"description"`
 }
@@ -99,7 +100,8 @@ func newDefinition(opts Options) tools.Definition {
 	background := ""
 	if opts.Background != nil {
 		background = `,
-    "background": {"type": "boolean", "description": "Start the command, such as a server, and return a handle at once; it then runs on, without timeout_seconds for as long as the session."}`
+    "background": {"type": "boolean", "description": "Start the command, such as a server, and return a handle at once; it then runs on, without timeout_seconds for as long as the session."},
+    "terminal": {"type": "boolean", "description": "With background: on a terminal of 24 rows and 80 columns, for programs that ask or draw a screen; shell_input types."}`
 		aliases["run_in_background"], aliases["is_background"] = "background", "background"
 	}
 	schema := fmt.Sprintf(`{
@@ -184,7 +186,14 @@ func (s *shellTool) Execute(ctx context.Context, call *tools.Call) (tools.Output
 	// The user approved this exact directory, so refuse symlinks in its path.
 	cmd.NoLinks = call.Asked && in.Dir != ""
 	cmd.CallID = call.ID
+	if in.Terminal && !in.Background {
+		return tools.Output{}, refusalError("bad_input", "The command did not run: terminal is for a command that runs on; give background too.")
+	}
 	if in.Background {
+		if in.Terminal {
+			cmd.Terminal = &sandbox.Terminal{TerminalSize: sandbox.TerminalSize{Rows: 24, Columns: 80}}
+			cmd.Variables = []string{"TERM=" + TerminalKind}
+		}
 		if in.Timeout == 0 {
 			cmd.Timeout = 0
 		}

@@ -29,7 +29,7 @@ func (e entry) allows(name tools.Name) bool {
 	if e.name == allTools {
 		return true
 	}
-	if name == "shell_output" || name == "shell_kill" {
+	if name == "shell_output" || name == "shell_kill" || name == "shell_input" {
 		return e.allows(tools.NameShell)
 	}
 	if server := name.Server(); server != "" {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"slices"
@@ -70,6 +71,9 @@ type background struct {
 	cancel         context.CancelCauseFunc
 	log            *backgroundLog
 	refused        func(ended bool) ([]shell.Refused, []string)
+	// terminal and recording are nil without a terminal.
+	terminal  *terminal
+	recording *Recording
 
 	done chan struct{} // closed when end is final
 	end  shell.Ended
@@ -96,6 +100,9 @@ func (b *backgrounds) Begin(ctx context.Context, cmd shell.Command) (string, err
 	start := cmd.Command
 	start.Argv, start.Timeout, start.Output = scriptArgv(program, cmd), cmp.Or(cmd.Timeout, backgroundTime), sandbox.OutputLimits{Live: backgroundLive}
 	start.Stdout, start.Stderr = j.log.streamWriter(0), j.log.streamWriter(1)
+	if cmd.Terminal != nil {
+		b.addTerminal(j, &start)
+	}
 	j.refused = b.x.trackCommand(&start, cmd)
 	p, err := g.sandbox.Start(watched, start)
 	if err != nil {
@@ -148,8 +155,28 @@ func (b *backgrounds) addCommand(call string, cancel context.CancelCauseFunc) (*
 	return j, nil
 }
 
+// addTerminal connects the model's side of a command's terminal, and records it.
+func (b *backgrounds) addTerminal(j *background, start *sandbox.Command) {
+	j.terminal = newTerminal(start.Terminal.TerminalSize, j.done)
+	start.Stdin = j.terminal
+	outputs := []io.Writer{start.Stdout, j.terminal}
+	recording, err := b.x.StartRecording(start.Terminal.TerminalSize, shell.TerminalKind)
+	if err != nil {
+		b.log.Error("a terminal is not recorded", zap.Error(err))
+	} else {
+		j.recording = recording
+		outputs = append(outputs, recording)
+	}
+	start.Stdout = io.MultiWriter(outputs...)
+}
+
+// dropCommand forgets a command that did not start.
 func (b *backgrounds) dropCommand(j *background) {
 	j.log.closeFile()
+	if j.recording != nil {
+		j.recording.Close()
+	}
+	close(j.done)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.all, j.handle)
@@ -170,11 +197,17 @@ func (b *backgrounds) finishCommand(watched context.Context, g *generation, j *b
 	blameDisk(watched, &end.Exit)
 	end.Refused, end.Allowed = j.refused(true)
 	b.x.addKilled(end.Result)
-	record := backgroundEnded(j, end, cause)
+	ended := backgroundEnded(j, end, cause)
 	if err != nil {
-		record.Error = err.Error()
+		ended.Error = err.Error()
 	}
-	if err := b.ended(record); err != nil {
+	if j.terminal != nil {
+		j.terminal.trim()
+	}
+	if j.recording != nil {
+		ended.Recording = new(j.recording.Close())
+	}
+	if err := b.ended(ended); err != nil {
 		b.log.Error("record the end of a background command", zap.Error(err))
 	}
 	if err == nil {
@@ -192,11 +225,25 @@ func (b *backgrounds) finishCommand(watched context.Context, g *generation, j *b
 	close(j.done)
 }
 
+func (b *backgrounds) find(handle string) *background {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.all[handle]
+}
+
+// state describes a command's state, and reports whether it runs.
+func (j *background) state() (text string, running bool) {
+	select {
+	case <-j.done:
+		return fmt.Sprintf("%s after %s", j.end.State(), j.end.Wall.Round(10*time.Millisecond)), false
+	default:
+		return fmt.Sprintf("running for %s", time.Since(j.begun).Round(time.Second)), true
+	}
+}
+
 // End ends a command and returns how it ended. was reports that it had ended before.
 func (b *backgrounds) End(ctx context.Context, handle string) (end shell.Ended, was bool, err error) {
-	b.mu.Lock()
-	j := b.all[handle]
-	b.mu.Unlock()
+	j := b.find(handle)
 	if j == nil {
 		return shell.Ended{}, false, shell.ErrNoOutput
 	}
@@ -255,18 +302,11 @@ func (b *backgrounds) endRunning(why error) (ended int) {
 
 // openOutput opens a command's output so far. ok is false if the handle is unknown.
 func (b *backgrounds) openOutput(handle string) (k shell.Kept, ok bool, err error) {
-	b.mu.Lock()
-	j := b.all[handle]
-	b.mu.Unlock()
+	j := b.find(handle)
 	if j == nil {
 		return shell.Kept{}, false, nil
 	}
-	state := fmt.Sprintf("running for %s", time.Since(j.begun).Round(time.Second))
-	select {
-	case <-j.done:
-		state = fmt.Sprintf("%s after %s", j.end.State(), j.end.Wall.Round(10*time.Millisecond))
-	default:
-	}
+	state, _ := j.state()
 	k, err = j.log.openKept()
 	if k.State != "" {
 		state += "; " + k.State
