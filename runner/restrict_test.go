@@ -29,7 +29,7 @@ func TestRestrictionsBindTheBuiltInTools(t *testing.T) {
 		input string
 		bound []tools.Name
 	}{
-		"shell":     {`{}`, []tools.Name{"format_code", "run_tests", "shell", "verify_shell"}},
+		"shell":     {`{}`, []tools.Name{"format_code", "run_tests", "shell", "shell_input", "verify_shell"}},
 		"read_file": {`{"checks":[{"kind":"contains","path":"a","value":"x"}]}`, []tools.Name{"grep", "read_file", "verify", "verify_shell"}},
 	} {
 		own := map[string]policy.Mode{restricted: policy.ModeDeny}

@@ -127,8 +127,12 @@ func (t *terminal) takeNew() (output []byte, lost int64) {
 	return bytes.Clone(t.recent[int64(len(t.recent))-n:]), lost
 }
 
-// Typed returns what the policy must know about a terminal's input.
+// Typed returns what the policy must know about a terminal's input. b is nil for tools that
+// have only definitions.
 func (b *backgrounds) Typed(handle string) shell.Typed {
+	if b == nil {
+		return shell.Typed{}
+	}
 	j := b.find(handle)
 	if j == nil || j.terminal == nil {
 		return shell.Typed{}
