@@ -265,6 +265,17 @@ func restrictionsIn(rules []commandRule, script string) []commandRule {
 	return found
 }
 
+// namesRestricted reports whether a part of typed text is a command that a rule
+// restricts.
+func (s situation) namesRestricted(rules []commandRule) bool {
+	return slices.ContainsFunc(s.commands, func(command string) bool {
+		return slices.ContainsFunc(typedParts(command), func(part string) bool {
+			found, _ := restrictionsNamed(restricting(rules), part)
+			return len(found) > 0 && command != AnyCommand
+		})
+	})
+}
+
 func restricting(rules []commandRule) (found []commandRule) {
 	for _, r := range rules {
 		if r.mode == ModePrompt || r.mode == ModeDeny {
@@ -309,7 +320,13 @@ func (p Policy) decideCommands(v Verdict, s situation) Verdict {
 		}
 	}
 	if strictest.Rule != "" && slices.Contains(s.commands, AnyCommand) {
-		strictest.Command = AnyCommand // an answer about the rule's own command doesn't cover it
+		// An answer about the rule's own command doesn't cover any command, nor the
+		// other way round.
+		if s.namesRestricted(rules) {
+			strictest.Command += " " + AnyCommand
+		} else {
+			strictest.Command = AnyCommand
+		}
 	}
 	if strictest.Rule != "" && (lifted || strictest.Mode.rank() > v.Mode.rank()) {
 		return strictest

@@ -367,6 +367,7 @@ func TestTypingAsks(t *testing.T) {
 		"a command":              {rules: map[string]policy.Mode{"git push *": policy.ModePrompt}, inputs: []string{"git pu", "sh\n", "git push\n"}, asked: 1, key: "git push *"},
 		"keys, then the command": {rules: map[string]policy.Mode{"git push *": policy.ModePrompt}, inputs: []string{"<up>", "<up>", "ls\n"}, asked: 1, key: policy.AnyCommand},
 		"the command, then keys": {rules: map[string]policy.Mode{"git push *": policy.ModePrompt}, inputs: []string{"git push\n", "<up>"}, asked: 2, key: policy.AnyCommand},
+		"the command after keys": {rules: map[string]policy.Mode{"git push *": policy.ModePrompt}, inputs: []string{"<up>", "\n", "git push\n"}, asked: 2, key: `git push * "$@"`},
 		"an allowed command":     {rules: map[string]policy.Mode{"ls *": policy.ModeAuto}, inputs: []string{"ls"}},
 	} {
 		t.Run(name, func(t *testing.T) {
