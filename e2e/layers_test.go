@@ -158,6 +158,8 @@ var soleImporters = map[string][]string{
 	"github.com/BurntSushi/toml":             {"runner/batch/task", "cmd/caisson/internal/mcpclients"},
 	"github.com/charmbracelet/ultraviolet":   {"cmd/caisson/internal/chat"},
 	"github.com/charmbracelet/x/vt":          {"runner/internal/livesandbox"},
+	"github.com/coder/websocket":             {"runner/server"},
+	"github.com/moby/term":                   {"cmd/caisson"},
 	"github.com/yuin/goldmark":               {"runner/prose"},
 	"github.com/docker/docker":               {"sandbox/docker"},
 	"github.com/anthropics/anthropic-sdk-go": {"loop/anthropic"},

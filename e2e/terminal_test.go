@@ -163,3 +163,76 @@ func (m *machine) wantRecording(t *testing.T, text string) {
 		}
 	}
 }
+
+// TestDetachAndAttach leaves a shell in a sandbox that stays: by keys, by a signal, by SIGKILL, and
+// because another client takes it. Each time the shell goes on as it was, and draws its screen for
+// the client that comes back. With its owner, everything ends.
+func TestDetachAndAttach(t *testing.T) {
+	m := newMachine(t)
+	session, owner := m.create(t, anyBackend(t))
+	start := func() *typed {
+		c := m.typeInto(t, shellArgs("sandbox", "exec", "-it", "--detach-keys", "ctrl-p,ctrl-q", session)...)
+		c.waitFor(t, "go: ")
+		c.wantRaw(t)
+		return c
+	}
+	c := start()
+	c.send(t, "n=4; echo sa''id\r")
+	c.waitFor(t, "said\r\n")
+	c.send(t, "\x10\x11")
+	c.waitFor(t, "detached; the command goes on")
+	c.wantEnd(t, 0)
+	attach := func() *typed {
+		c := m.typeInto(t, "sandbox", "attach", session)
+		c.waitFor(t, "said\r\n")
+		c.wantRaw(t)
+		return c
+	}
+	for name, leave := range map[string]func(*typed){
+		"keys":    func(c *typed) { c.send(t, "\x10\x11"); c.wantEnd(t, 0) },
+		"SIGTERM": func(c *typed) { _ = c.program.Process.Signal(syscall.SIGTERM); c.wantEnd(t, 143) },
+		"SIGHUP":  func(c *typed) { _ = c.program.Process.Signal(syscall.SIGHUP); c.wantEnd(t, 129) },
+		"SIGKILL": func(c *typed) { _, _ = c.program.Process.Kill(), c.program.Wait() },
+		"another": func(c *typed) {
+			other := attach()
+			c.waitFor(t, "another client has the terminal now")
+			c.wantEnd(t, 0)
+			_, _ = other.program.Process.Kill(), other.program.Wait()
+		},
+	} {
+		t.Log(name)
+		c = attach()
+		c.send(t, "n=$((n+1)); echo still $n\r")
+		c.waitFor(t, "still ")
+		leave(c)
+	}
+	c = attach()
+	c.send(t, "echo $n times; sh -c 'trap \"echo dra\"\"wn\" WINCH; echo w\"\"aits; while :; do sleep 0.1; done'\r")
+	c.waitFor(t, "9 times\r\n")
+	c.waitFor(t, "waits\r\n")
+	c.send(t, "\x10\x11")
+	c.wantEnd(t, 0)
+	c = attach()
+	c.waitFor(t, "drawn\r\n")
+	c.send(t, "\x03")
+	c.waitFor(t, "go: ")
+	if err := unix.IoctlSetWinsize(int(c.terminal.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 41, Col: 111}); err != nil {
+		t.Fatal(err)
+	}
+	c.send(t, "until stty size | grep '41 111'; do :; done; exit 6\r")
+	c.waitFor(t, "\n41 111\r\n")
+	c.wantEnd(t, 6)
+	c = m.typeInto(t, "sandbox", "attach", session)
+	c.waitFor(t, "no such command runs")
+	c.wantEnd(t, 125)
+
+	c = start()
+	c.send(t, "echo sa''id\r")
+	c.waitFor(t, "said\r\n")
+	if err := syscall.Kill(owner, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	c.wantEnd(t, 125)
+	m.run(t, "sandbox", "gc").want(t, 0)
+	m.wantNothingLeft(t, session)
+}

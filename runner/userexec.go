@@ -100,7 +100,7 @@ func (u *userCommands) serveCommands(ctx context.Context, dir string) (stop func
 
 func (u *userCommands) serveRequest(ctx context.Context, r execapi.Request, stdin io.Reader, stdout, stderr io.Writer) execapi.Result {
 	command := UserCommand{
-		Argv: argStrings(r.Argv), Dir: r.Dir, Env: r.Env, Timeout: time.Duration(r.TimeoutMS) * time.Millisecond, Stdin: stdin, Stdout: stdout, Stderr: stderr,
+		ID: r.ID, Argv: argStrings(r.Argv), Dir: r.Dir, Env: r.Env, Timeout: time.Duration(r.TimeoutMS) * time.Millisecond, Stdin: stdin, Stdout: stdout, Stderr: stderr,
 	}
 	if r.Terminal != nil {
 		command.Terminal = &sandbox.Terminal{TerminalSize: *r.Terminal, Resizes: r.Resizes}
@@ -326,6 +326,9 @@ type UserCommand struct {
 	Stdout, Stderr io.Writer
 	// Terminal, if not nil, gives the command a terminal; see [sandbox.Command].
 	Terminal *sandbox.Terminal
+	// Detachable makes a command with a terminal go on if [RunUserCommand]'s ctx ends or its
+	// process is killed. [Session.Exec] ignores it.
+	Detachable bool
 	// EndAtLimit cancels the command some seconds after a request of the session's bridge has
 	// reached a limit. [RunUserCommand] ignores it.
 	EndAtLimit bool
@@ -383,6 +386,9 @@ type UserResult struct {
 	Status sandbox.ExitStatus
 	// Killed counts the processes that had to be killed, Left the ones that survived.
 	Killed, Left int
+	// Detached is set if [RunUserCommand] or [AttachUserCommand] left the command, which goes
+	// on.
+	Detached bool
 	// NeedsPreset names the egress preset that a command without a network needed, or "".
 	// [RunUserCommand] never sets it.
 	NeedsPreset string
@@ -436,15 +442,27 @@ func Listens(stateDir, session string) bool {
 // it. If ctx ends, it cancels the command and still waits for the result. The error is a
 // [UserCommandError].
 func RunUserCommand(ctx context.Context, stateDir, session string, c UserCommand) (UserResult, error) {
-	conn, err := dialOwner(stateDir, session)
-	if err != nil {
-		return UserResult{}, err
-	}
 	var argv [][]byte
 	for _, a := range c.Argv {
 		argv = append(argv, []byte(a))
 	}
-	request := execapi.Request{Argv: argv, Dir: c.Dir, Env: c.Env, TimeoutMS: c.Timeout.Milliseconds()}
+	return askOwner(ctx, stateDir, session, c, execapi.Request{
+		Argv: argv, Dir: c.Dir, Env: c.Env, TimeoutMS: c.Timeout.Milliseconds(), Detachable: c.Detachable,
+	})
+}
+
+// AttachUserCommand goes back to a detachable command of a live session, with c's streams and
+// terminal. id is the beginning of the command's id, or "" for the only one. If another client has
+// the command, that one is detached. The error is a [UserCommandError].
+func AttachUserCommand(ctx context.Context, stateDir, session, id string, c UserCommand) (UserResult, error) {
+	return askOwner(ctx, stateDir, session, c, execapi.Request{Attach: &id})
+}
+
+func askOwner(ctx context.Context, stateDir, session string, c UserCommand, request execapi.Request) (UserResult, error) {
+	conn, err := dialOwner(stateDir, session)
+	if err != nil {
+		return UserResult{}, err
+	}
 	if c.Terminal != nil {
 		request.Terminal, request.Resizes = &c.Terminal.TerminalSize, c.Terminal.Resizes
 	}
@@ -456,7 +474,7 @@ func RunUserCommand(ctx context.Context, stateDir, session string, c UserCommand
 	if f := r.Failure; f != nil {
 		return UserResult{}, &UserCommandError{Kind: FaultKind(f.Kind), Cause: f.Cause, Hint: f.Hint}
 	}
-	return UserResult{Status: r.Status, Killed: r.Killed, Left: r.Left}, nil
+	return UserResult{Status: r.Status, Killed: r.Killed, Left: r.Left, Detached: r.Detached}, nil
 }
 
 func dialOwner(stateDir, session string) (net.Conn, error) {

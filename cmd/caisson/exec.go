@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/moby/term"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -84,6 +85,9 @@ output appears as it is written.
 ` + terminalHelp + `
 Ctrl-C cancels a command that doesn't get it: SIGTERM to everything that it started, SIGKILL after the
 grace period. A second Ctrl-C ends this program without waiting for that. A command ends with its session.
+
+With --detach-keys, the command on the terminal doesn't end with this program: the keys, SIGTERM and a
+closed window leave it running. caisson sandbox attach goes back to it.
 `
 
 // maxTaskText bounds the command in its session's task. The records have all of it.
@@ -428,7 +432,10 @@ func isRefusalOf(r record.Record, hosts []string) bool {
 }
 
 func newSandboxExecCommand(a *app) *cobra.Command {
-	var f execFlags
+	var f struct {
+		execFlags
+		DetachKeys string `flag:"detach-keys" doc:"keys that leave the command running (see attach), such as ctrl-p,ctrl-q; needs -i and -t"`
+	}
 	return ownFlagErrors(newCommand(&cobra.Command{
 		Use: "exec [flags] ID [--] COMMAND [ARGUMENT...]", Short: "Run a command in a live sandbox", Long: sandboxExecLong + execStatusHelp,
 		Example: `  caisson sandbox exec ses_01J… -- ps aux
@@ -436,17 +443,33 @@ func newSandboxExecCommand(a *app) *cobra.Command {
   caisson sandbox exec ses_01J… sh -c 'ls -l /workspace | head'
   echo data | caisson sandbox exec -i ses_01J… -- sh -c 'cat >copy'`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return ownFailure(execInLive(cmd.Context(), a, f, args))
+			return ownFailure(execInLive(cmd.Context(), a, f.execFlags, f.DetachKeys, args))
 		},
 	}, &f, 0, execExits))
 }
 
-func execInLive(ctx context.Context, a *app, f execFlags, args []string) error {
+func execInLive(ctx context.Context, a *app, f execFlags, detachKeys string, args []string) error {
 	if len(args) > 1 && args[1] == "--" {
 		args = slices.Delete(slices.Clone(args), 1, 2)
 	}
 	if len(args) < 2 {
 		return newUsageError("caisson sandbox exec needs a session and a command")
+	}
+	if detachKeys != "" && !(f.TTY && f.Stdin) {
+		return newUsageError("--detach-keys needs -i and -t: only a command on a terminal can be left")
+	}
+	return f.runInLive(ctx, a, args[0], detachKeys, func(ctx context.Context, stateDir, session string, c runner.UserCommand) (runner.UserResult, error) {
+		c.Argv, c.Detachable = args[1:], detachKeys != ""
+		return runner.RunUserCommand(ctx, stateDir, session, c)
+	})
+}
+
+// runInLive calls run with a live session and this program's streams. The detach keys, if
+// any, end run's context.
+func (f *execFlags) runInLive(ctx context.Context, a *app, id, detachKeys string, run func(ctx context.Context, stateDir, session string, c runner.UserCommand) (runner.UserResult, error)) error {
+	keys, err := parseDetachKeys(detachKeys)
+	if err != nil {
+		return err
 	}
 	if err := f.check(a); err != nil {
 		return err
@@ -456,11 +479,14 @@ func execInLive(ctx context.Context, a *app, f execFlags, args []string) error {
 		return err
 	}
 	defer bs.close()
-	session, err := bs.findSession(ctx, args[0])
+	session, err := bs.findSession(ctx, id)
 	if err != nil {
 		return err
 	}
 	notices := []string{"cancelling the command; once more to end without waiting", "leaving; the command is being ended"}
+	if keys != nil {
+		notices = nil
+	}
 	local, terminal := f.openTerminal(a)
 	defer local.close()
 	say := func(string) {
@@ -471,15 +497,22 @@ func execInLive(ctx context.Context, a *app, f execFlags, args []string) error {
 	}
 	ctx, abandon, cancel, stop := a.handleInterrupts(ctx, say)
 	defer stop()
-	command := f.connect(a, runner.UserCommand{Argv: args[1:]}, nil, sync.OnceFunc(local.begin), cancel)
+	command := f.connect(a, runner.UserCommand{}, nil, sync.OnceFunc(local.begin), cancel)
 	command.Abandon = abandon
 	if terminal != nil {
 		command.Terminal, command.Stdout = terminal, local.watch(command.Stdout)
 	}
-	r, err := runner.RunUserCommand(ctx, bs.environ.stateDir(), session, command)
+	if keys != nil {
+		command.Stdin = detachingReader{term.NewEscapeProxy(command.Stdin, keys), func() { cancel(errDetached) }}
+	}
+	r, err := run(ctx, bs.environ.stateDir(), session, command)
 	local.close()
 	if err != nil {
 		return cmp.Or(interruption(ctx), err)
+	}
+	if r.Detached {
+		reportDetached(ctx, a, session)
+		return interruption(ctx)
 	}
 	status, err := endOfCommand(ctx, a, r, "Its session was started with too little: see --memory there.")
 	return cmp.Or(err, exitWith(status))

@@ -21,7 +21,7 @@ import (
 func newSandboxCommand(a *app) *cobra.Command {
 	return newGroup(&cobra.Command{
 		Use: "sandbox", Short: "Create sandboxes, run commands and copy files in live ones, list and remove them",
-	}, newSandboxCreateCommand(a), newSandboxExecCommand(a), newSandboxCopyCommand(a), newSandboxListCommand(a), newSandboxRemoveCommand(a), newSandboxCollectCommand(a),
+	}, newSandboxCreateCommand(a), newSandboxExecCommand(a), newSandboxAttachCommand(a), newSandboxCopyCommand(a), newSandboxListCommand(a), newSandboxRemoveCommand(a), newSandboxCollectCommand(a),
 		newSandboxHoldCommand(a))
 }
 

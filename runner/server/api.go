@@ -128,7 +128,7 @@ func (o operations) marshalDocument() ([]byte, error) {
 		delete(schemas, name) // huma's own errors, which no answer has
 	}
 	// Answers may get more fields; requests may not have any.
-	requests := []string{"Answer", "ApplyRequest", "NewExec", "NewSandbox", "NewSession", "NewTurn", "ResumeSession", "SessionLimits", "TotalLimits", "TurnLimits"}
+	requests := []string{"Answer", "ApplyRequest", "NewExec", "NewSandbox", "NewSession", "NewTerminal", "NewTurn", "ResumeSession", "SessionLimits", "TerminalSize", "TotalLimits", "TurnLimits"}
 	for name, schema := range schemas {
 		if !slices.Contains(requests, name) && schema.AdditionalProperties == false {
 			schema.AdditionalProperties = nil

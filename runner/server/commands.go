@@ -17,6 +17,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/internal/terminal"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/server/internal/outputlog"
 	"github.com/caisson-run/caisson/runner/sessiondir"
@@ -48,10 +49,12 @@ type commands struct {
 type command struct {
 	id string
 	// key is the key in commands.byKey, or "". sum is the hash of its request.
-	key    string
-	sum    [sha256.Size]byte
-	log    *outputlog.Log
-	cancel context.CancelCauseFunc
+	key string
+	sum [sha256.Size]byte
+	// log keeps the output, or terminal if the command has one.
+	log      *outputlog.Log
+	terminal *terminal.Terminal
+	cancel   context.CancelCauseFunc
 	// done is closed once result and err are set.
 	done   chan struct{}
 	result runner.UserResult
@@ -77,8 +80,9 @@ func keyReused() *Problem {
 }
 
 // startCommand starts a command, or returns the one that its key started. If
-// the client resumes the events of a command, startCommand starts none.
-func (s *session) startCommand(in NewExec, key string, resumes bool, from client) (*command, error) {
+// the client resumes the events of a command, startCommand starts none. A new
+// command gets the terminal, which may be nil.
+func (s *session) startCommand(in NewExec, key string, resumes bool, from client, on *terminal.Terminal) (*command, error) {
 	command, problem := in.userCommand()
 	if problem != nil {
 		return nil, problem
@@ -86,7 +90,10 @@ func (s *session) startCommand(in NewExec, key string, resumes bool, from client
 	if most := s.commandTime(); most > 0 && command.Timeout > most {
 		return nil, newProblem(http.StatusUnprocessableEntity, "refused", fmt.Sprintf("timeout_seconds is above the sandbox's limit of %v", most), "Ask for less, or leave it out")
 	}
-	sum, err := requestSum(in)
+	sum, err := requestSum(struct {
+		NewExec
+		Terminal bool
+	}{in, on != nil})
 	if err != nil {
 		return nil, s.internalProblem("start command", err)
 	}
@@ -96,23 +103,35 @@ func (s *session) startCommand(in NewExec, key string, resumes bool, from client
 		return nil, sandboxEnded(s.id)
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
-	c, joined, err := s.sandbox.commands.addCommand(filepath.Join(s.dir, sessiondir.OutputDir), labelledKey(key, from), sum, resumes, cancel)
+	c, joined, err := s.sandbox.commands.addCommand(filepath.Join(s.dir, sessiondir.OutputDir), labelledKey(key, from), sum, resumes, cancel, on)
 	if err != nil || joined {
 		cancel(nil)
 		return c, s.keptProblem(err)
 	}
-	command.ID, command.Client, command.Stdout, command.Stderr = c.id, from.name(), c.log.Writer(0), c.log.Writer(1)
+	command.ID, command.Client = c.id, from.name()
+	if on == nil {
+		command.Stdout, command.Stderr = c.log.Writer(0), c.log.Writer(1)
+	} else {
+		command.Stdin, command.Stdout, command.Terminal = on, on, on.ForCommand()
+		command.Env = append([]string{"TERM=xterm"}, command.Env...)
+		context.AfterFunc(ctx, on.Hurry)
+	}
 	s.follows.Go(func() {
 		defer cancel(nil)
 		c.result, c.err = s.run.Exec(ctx, command)
 		if e, ok := errors.AsType[*runner.UserCommandError](c.err); ok && e.Kind == runner.FaultOther && (ctx.Err() != nil || s.isEnding()) {
 			c.result, c.err = runner.UserResult{Status: sandbox.ExitStatus{Code: -1, Cancelled: true}}, nil // it was cancelled before it began
 		}
-		if err := c.log.End(); err != nil {
-			s.log.Warn("the output of a command is not kept whole", zap.String("session", s.id), zap.String("exec", c.id), zap.Error(err))
+		if on == nil {
+			if err := c.log.End(); err != nil {
+				s.log.Warn("the output of a command is not kept whole", zap.String("session", s.id), zap.String("exec", c.id), zap.Error(err))
+			}
 		}
 		s.sandbox.commands.endCommand()
 		close(c.done)
+		if on != nil {
+			on.End()
+		}
 	})
 	return c, nil
 }
@@ -133,7 +152,7 @@ func (s *session) keptProblem(err error) error {
 
 // addCommand adds a command that is about to run, or returns the one with the
 // key. dir is for its output.
-func (x *commands) addCommand(dir, key string, sum [sha256.Size]byte, resumes bool, cancel context.CancelCauseFunc) (_ *command, joined bool, err error) {
+func (x *commands) addCommand(dir, key string, sum [sha256.Size]byte, resumes bool, cancel context.CancelCauseFunc, on *terminal.Terminal) (_ *command, joined bool, err error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if c := x.byKey[key]; c != nil && key != "" {
@@ -145,7 +164,7 @@ func (x *commands) addCommand(dir, key string, sum [sha256.Size]byte, resumes bo
 	if resumes {
 		return nil, false, badEventID()
 	}
-	if x.store == nil {
+	if x.store == nil && on == nil {
 		if x.store, err = outputlog.NewStore(dir, keptStream, keptOutput); err != nil {
 			return nil, false, err
 		}
@@ -157,12 +176,14 @@ func (x *commands) addCommand(dir, key string, sum [sha256.Size]byte, resumes bo
 		return nil, false, p
 	case key != "" && len(x.byKey) >= maxKeyed:
 		return nil, false, newProblem(http.StatusTooManyRequests, "keys", fmt.Sprintf("this sandbox keeps the results of %d commands with a key, the maximum", maxKeyed), "Start another sandbox, or leave the key out")
-	case key != "" && x.store.Room() < outputlog.Streams*keptStream:
+	case key != "" && on == nil && x.store.Room() < outputlog.Streams*keptStream:
 		return nil, false, newProblem(http.StatusInsufficientStorage, "output", "this sandbox keeps the maximum output of commands with a key", "Start another sandbox, or leave the key out")
 	}
-	c := &command{id: record.NewID("exe"), key: key, sum: sum, cancel: cancel, done: make(chan struct{})}
-	if c.log, err = x.store.Create(c.id); err != nil {
-		return nil, false, err
+	c := &command{id: record.NewID("exe"), key: key, sum: sum, terminal: on, cancel: cancel, done: make(chan struct{})}
+	if on == nil {
+		if c.log, err = x.store.Create(c.id); err != nil {
+			return nil, false, err
+		}
 	}
 	x.running++
 	x.byID[c.id] = c
@@ -183,7 +204,9 @@ func (x *commands) forgetCommand(c *command) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	delete(x.byID, c.id)
-	_ = c.log.Remove() // the end of the sandbox tries again
+	if c.log != nil {
+		_ = c.log.Remove() // the end of the sandbox tries again
+	}
 }
 
 // findCommand returns a command that is running or has a key, or nil.
@@ -219,13 +242,16 @@ func (x *commands) removeOutput() error {
 
 // end describes how the command ended. Call it after done is closed.
 func (c *command) end() ExecEnd {
-	st, _ := c.log.State()
-	size := func(i int) StreamSize {
-		return StreamSize{Bytes: st.Total[i], Truncated: st.Kept[i] < st.Total[i]}
+	var stdout, stderr StreamSize
+	if c.terminal != nil {
+		stdout.Bytes = c.terminal.Total()
+	} else {
+		st, _ := c.log.State()
+		stdout, stderr = StreamSize{st.Total[0], st.Kept[0] < st.Total[0]}, StreamSize{st.Total[1], st.Kept[1] < st.Total[1]}
 	}
 	r := c.result
 	return ExecEnd{
 		Exec: c.id, Status: r.Status.Code, Signal: r.Status.Signal, TimedOut: r.Status.TimedOut, OOMKilled: r.Status.OOMKilled,
-		Cancelled: r.Status.Cancelled, Killed: r.Killed, Left: r.Left, Stdout: size(0), Stderr: size(1),
+		Cancelled: r.Status.Cancelled, Killed: r.Killed, Left: r.Left, Stdout: stdout, Stderr: stderr,
 	}
 }

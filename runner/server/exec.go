@@ -244,7 +244,7 @@ func (a execsAPI) beginCommand(ctx context.Context, live *session, in *execInput
 	if err != nil {
 		return nil, err
 	}
-	c, err := live.startCommand(in.Body, in.Key, in.LastEventID != "", clientOf(ctx))
+	c, err := live.startCommand(in.Body, in.Key, in.LastEventID != "", clientOf(ctx), nil)
 	if err != nil {
 		return nil, err
 	}

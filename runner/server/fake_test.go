@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bufio"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -22,7 +23,7 @@ import (
 // fakeBackend makes sandboxes in memory that know these commands:
 //
 //	say TEXT · write NAME TEXT · link NAME TARGET · fill COUNT · flood BYTES · hang · cling
-//	gate · cat · env · bytes HEX
+//	gate · cat · env · bytes HEX · terminal (see runTerminal)
 //
 // Files are really written, in the folder or in a real overlay of it.
 type fakeBackend struct {
@@ -121,6 +122,8 @@ func (f *fakeBackend) run(ctx context.Context, b *fakesandbox.Sandbox, cmd sandb
 		if cmd.Stdin != nil {
 			_, _ = io.Copy(cmd.Stdout, cmd.Stdin)
 		}
+	case "terminal":
+		return runTerminal(ctx, b, cmd)
 	case "env":
 		_, _ = io.WriteString(cmd.Stdout, strings.Join(cmd.Variables, "\n"))
 	case "bytes":
@@ -139,6 +142,48 @@ func (f *fakeBackend) run(ctx context.Context, b *fakesandbox.Sandbox, cmd sandb
 		status.Code = 127
 	}
 	return status
+}
+
+// runTerminal repeats each line that is typed and each size that the terminal gets. The line
+// "exit CODE" ends it, and "flood" writes until it is cancelled, for which it doesn't wait.
+func runTerminal(ctx context.Context, b *fakesandbox.Sandbox, cmd sandbox.Command) sandbox.ExitStatus {
+	cancelled := sandbox.ExitStatus{Code: -1, Signal: 15, Cancelled: true}
+	fmt.Fprintf(cmd.Stdout, "on %dx%d\n", cmd.Terminal.Rows, cmd.Terminal.Columns)
+	lines := make(chan string)
+	go func() {
+		for typed := bufio.NewScanner(cmd.Stdin); typed.Scan(); {
+			select {
+			case lines <- typed.Text():
+			case <-ctx.Done():
+				return
+			case <-b.Done():
+				return
+			}
+		}
+	}()
+	for {
+		select {
+		case size := <-cmd.Terminal.Resizes:
+			fmt.Fprintf(cmd.Stdout, "size %dx%d\n", size.Rows, size.Columns)
+		case line := <-lines:
+			verb, rest, _ := strings.Cut(line, " ")
+			switch verb {
+			case "exit":
+				code, _ := strconv.Atoi(rest)
+				return sandbox.ExitStatus{Code: code}
+			case "flood":
+				for ctx.Err() == nil {
+					_, _ = cmd.Stdout.Write(make([]byte, 32<<10))
+				}
+			default:
+				fmt.Fprintf(cmd.Stdout, "got %s\n", line)
+			}
+		case <-ctx.Done():
+			return cancelled
+		case <-b.Done():
+			return cancelled
+		}
+	}
 }
 
 // copyFiles packs and unpacks in the workspace, like the guest's binary, or

@@ -35,9 +35,10 @@ const (
 // or sends. They take no slot of maxRequests: takeStream bounds them, per
 // token.
 var streamRoutes = map[string]bool{
-	"GET /sessions/{id}/events":       true,
-	http.MethodGet + " " + filesRoute: true,
-	uploadRoute:                       true,
+	"GET /sessions/{id}/events":          true,
+	http.MethodGet + " " + filesRoute:    true,
+	uploadRoute:                          true,
+	http.MethodGet + " " + terminalRoute: true,
 }
 
 // uploadRoute's operation reads the body itself, as a stream.

@@ -79,7 +79,7 @@ type Options struct {
 
 	// Tests set these so short, or so long, that only one of them can end a
 	// request.
-	headerTime, bodyTime, copyTime time.Duration
+	headerTime, bodyTime, copyTime, pingTime time.Duration
 }
 
 // A request's headers and its body must arrive within headerTime and bodyTime.
@@ -88,6 +88,9 @@ const (
 	bodyTime   = 10 * time.Second
 	// copyTime is how long a client that copies files may pause.
 	copyTime = time.Minute
+	// pingTime is the time between two pings of a terminal's client, and how
+	// long it may take to answer one.
+	pingTime = 15 * time.Second
 )
 
 func (o *Options) setDefaults() {
@@ -98,5 +101,6 @@ func (o *Options) setDefaults() {
 	o.headerTime = cmp.Or(o.headerTime, headerTime)
 	o.bodyTime = cmp.Or(o.bodyTime, bodyTime)
 	o.copyTime = cmp.Or(o.copyTime, copyTime)
+	o.pingTime = cmp.Or(o.pingTime, pingTime)
 	o.MaxTransfer = cmp.Or(o.MaxTransfer, DefaultMaxTransfer)
 }

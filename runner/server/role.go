@@ -67,6 +67,7 @@ var routeRoles = map[string]Role{
 	"DELETE /sandboxes/{id}":                                   RoleRun,
 	"POST /sandboxes/{id}/exec":                                RoleRun,
 	"DELETE /sandboxes/{id}/exec/{exec}":                       RoleRun,
+	"GET /sandboxes/{id}/terminal":                             RoleRun,
 	"PUT /sandboxes/{id}/files":                                RoleRun,
 	"GET /sandboxes/{id}/files":                                RoleRun,
 	"GET /metrics":                                             RoleRead,

@@ -41,6 +41,7 @@ func New(o Options) (*Server, error) {
 	sandboxes := sandboxesAPI{s.sessions}
 	s.openAPI, err = registerRoutes(mux, s.diagnostics,
 		sessionsAPI{s.sessions}, sandboxes, execsAPI{sandboxes, s.streams},
+		&terminalsAPI{sandboxes: sandboxes, streams: s.streams, firstTime: o.bodyTime, pingTime: o.pingTime},
 		filesAPI{sandboxes: sandboxes, streams: s.streams, maxBytes: o.MaxTransfer, idleTime: o.copyTime}, turnsAPI{s.sessions}, confirmationsAPI{s.sessions}, s.streams, valuesAPI{s.sessions},
 		changesAPI{sessions: s.sessions, open: o.OpenWorkspace, settle: o.Settle})
 	if err != nil {

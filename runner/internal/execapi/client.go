@@ -24,8 +24,9 @@ type Streams struct {
 var errHungUp = errors.New("the process that owns the session went away")
 
 // Run sends one request over conn, which it closes, and returns the result. Cancelling ctx cancels
-// the command, but Run still waits for its result until abandon is closed. An error means that the
-// owner went away, or that a stream of the caller can't be written.
+// the command, but Run still waits for its result until abandon is closed. It leaves a detachable
+// command at once, without cancelling it. An error means that the owner went away, or that a
+// stream of the caller can't be written.
 func Run(ctx context.Context, conn net.Conn, r Request, s Streams, abandon <-chan struct{}) (Result, error) {
 	defer func() { _ = conn.Close() }()
 	frames := wire.NewWriter(conn)
@@ -35,7 +36,12 @@ func Run(ctx context.Context, conn net.Conn, r Request, s Streams, abandon <-cha
 	if err := frames.SendJSON(stream, wire.TypeOpen, r); err != nil {
 		return Result{}, fmt.Errorf("%w: %w", errHungUp, err)
 	}
+	detachable := r.Detachable || r.Attach != nil
 	stop := context.AfterFunc(ctx, func() {
+		if detachable {
+			_ = conn.Close() // makes receiveResult fail
+			return
+		}
 		_ = frames.SendJSON(stream, wire.TypeCancel, struct{}{}) // an owner that is gone has cancelled it
 	})
 	defer stop()
@@ -54,7 +60,11 @@ func Run(ctx context.Context, conn net.Conn, r Request, s Streams, abandon <-cha
 	if s.Stdin != nil {
 		go sendStdin(frames, s.Stdin, credit)
 	}
-	return receiveResult(conn, s, credit)
+	result, err := receiveResult(conn, s, credit)
+	if detachable && ctx.Err() != nil && err != nil {
+		return Result{Detached: true}, nil
+	}
+	return result, err
 }
 
 // receiveResult writes the command's output to s until the result comes. Output without a stream,
@@ -81,7 +91,7 @@ func receiveResult(conn io.Reader, s Streams, credit *wire.Credit) (Result, erro
 			if err := json.Unmarshal(f.Payload, &r); err != nil {
 				return Result{}, fmt.Errorf("%w: %w", wire.ErrProtocol, err)
 			}
-			if r.Status.Code == none && r.Failure == nil { // otherwise a failure would look like success
+			if r.Status.Code == none && r.Failure == nil && !r.Detached { // otherwise a failure would look like success
 				return Result{}, fmt.Errorf("%w: a result without a status; the session's process may be another version", wire.ErrProtocol)
 			}
 			return r, nil

@@ -14,6 +14,9 @@
 //	cancel, or closing the connection      ─▶  ends the command, as Ctrl-C does
 //	                                       ◀─  end     {"status":{"exit_code":0}}
 //
+// A command on a terminal may be detachable: then closing the connection only leaves it, and a
+// request with "attach" goes back to it. The owner keeps its last output meanwhile.
+//
 // A request for the end of the session, {"end":true}, is answered at once in the same way.
 //
 // The directory is private to its user, and peers with another uid are refused. All frames are
@@ -44,10 +47,17 @@ type Request struct {
 	Resizes  <-chan sandbox.TerminalSize `json:"-"`
 	// TimeoutMS may be zero for the session's timeout.
 	TimeoutMS int64 `json:"timeout_ms,omitempty"`
+	// Detachable makes a command with a terminal go on without its client.
+	Detachable bool `json:"detachable,omitempty"`
+	// Attach asks for the terminal of such a command instead of running one: by the beginning
+	// of the command's id, or "" for the only one.
+	Attach *string `json:"attach,omitempty"`
 	// End asks for the end of the session instead of running a command.
 	End bool `json:"end,omitempty"`
-	// PID is the client's process according to the kernel. It is not sent.
-	PID int32 `json:"-"`
+	// PID is the client's process according to the kernel. ID is a detachable command's id.
+	// They are not sent.
+	PID int32  `json:"-"`
+	ID  string `json:"-"`
 }
 
 // Result is the end of the command, or why it was not run.
@@ -56,6 +66,8 @@ type Result struct {
 	// Killed counts the processes that had to be killed, Left the ones that survived.
 	Killed int `json:"killed,omitempty"`
 	Left   int `json:"left,omitempty"`
+	// Detached is set if the command goes on without this client.
+	Detached bool `json:"detached,omitempty"`
 	// Failure is set if the command was not run, or its end is unknown.
 	Failure *Failure `json:"failure,omitempty"`
 }

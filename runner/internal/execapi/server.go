@@ -49,6 +49,9 @@ type Server struct {
 	slots    chan struct{} // for running commands
 	conns    chan struct{} // for open connections
 	once     sync.Once
+
+	mu         sync.Mutex
+	detachable map[string]*detachable // the running ones, by their ids
 }
 
 var errPeerGone = errors.New("the client that requested it went away")
@@ -56,7 +59,7 @@ var errPeerGone = errors.New("the client that requested it went away")
 // newServer starts a server, which accepts connections until it is closed. Commands end with ctx.
 func newServer(ctx context.Context, l *net.UnixListener, remove func(), handlers Handlers) *Server {
 	ctx, stop := context.WithCancelCause(ctx)
-	s := &Server{listener: l, remove: remove, handlers: handlers, stop: stop, slots: make(chan struct{}, maxPeers), conns: make(chan struct{}, maxConns)}
+	s := &Server{listener: l, remove: remove, handlers: handlers, stop: stop, slots: make(chan struct{}, maxPeers), conns: make(chan struct{}, maxConns), detachable: map[string]*detachable{}}
 	s.peers.Go(func() { s.acceptPeers(ctx) })
 	return s
 }
@@ -121,9 +124,19 @@ func (s *Server) servePeer(ctx context.Context, conn *net.UnixConn) {
 		sendResult(conn, frames, s.endSession())
 		return
 	}
+	if r.Attach != nil {
+		sendResult(conn, frames, s.attachPeer(conn, in, frames, r))
+		return
+	}
 	select {
 	case s.slots <- struct{}{}:
-		defer func() { <-s.slots }()
+		release := sync.OnceFunc(func() { <-s.slots })
+		if r.Detachable && r.Terminal != nil {
+			c := s.startDetachable(ctx, r, release)
+			sendResult(conn, frames, s.servePeerOf(c, conn, in, frames, *r.Terminal))
+			return
+		}
+		defer release()
 	default:
 		sendResult(conn, frames, Result{Failure: &Failure{
 			Kind: "busy", Cause: fmt.Sprintf("%d commands of users run in this session already", maxPeers), Hint: "Wait until one ends.",
@@ -159,10 +172,17 @@ func (s *Server) runCommand(ctx context.Context, conn *net.UnixConn, in *wire.Re
 	}
 	sizes := make(chan sandbox.TerminalSize, 1)
 	r.Resizes = sizes
+	resize := func(size sandbox.TerminalSize) {
+		select {
+		case <-sizes: // an older one
+		default:
+		}
+		sizes <- size
+	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		err := readPeer(in, input.queue, sizes, cancel)
+		err := readPeer(in, input.queue, resize, cancel)
 		input.queue.Break()
 		cancel(err)
 	}()
@@ -177,9 +197,8 @@ func (s *Server) runCommand(ctx context.Context, conn *net.UnixConn, in *wire.Re
 	return result
 }
 
-// readPeer reads a peer's frames until it closes the connection or violates the protocol. sizes
-// gets the terminal's latest size.
-func readPeer(in *wire.Reader, queue *wire.Queue, sizes chan sandbox.TerminalSize, cancel context.CancelCauseFunc) error {
+// readPeer reads a peer's frames until it closes the connection or violates the protocol.
+func readPeer(in *wire.Reader, queue *wire.Queue, resize func(sandbox.TerminalSize), cancel context.CancelCauseFunc) error {
 	for {
 		f, err := in.Next()
 		switch {
@@ -190,11 +209,7 @@ func readPeer(in *wire.Reader, queue *wire.Queue, sizes chan sandbox.TerminalSiz
 		case f.Type == wire.TypeCancel:
 			cancel(context.Canceled)
 		case f.Type == wire.TypeResize:
-			select {
-			case <-sizes: // an older one
-			default:
-			}
-			sizes <- sandbox.TerminalSize(wire.TerminalSizeOf(f))
+			resize(sandbox.TerminalSize(wire.TerminalSizeOf(f)))
 		case f.Type == wire.TypeData && f.Channel == channelStdin:
 			err = queue.Push(f.Payload)
 		case f.Type == wire.TypeEOF && f.Channel == channelStdin:
