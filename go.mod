@@ -58,6 +58,7 @@ require (
 
 require (
 	github.com/Azure/go-ansiterm v0.0.0-20250102033503-faa5f7b0171c // indirect
+	github.com/charmbracelet/x/exp/ordered v0.1.0 // indirect
 )
 
 require (

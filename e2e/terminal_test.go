@@ -162,6 +162,12 @@ func (m *machine) wantRecording(t *testing.T, text string) {
 			t.Errorf("the recording %+v: %v, %q", ended.Recording, err, data)
 		}
 	}
+	file := filepath.Join(m.home, "page.html")
+	m.run(t, "trace", "html", m.onlySession(t), "-o", file).want(t, 0)
+	page, err := os.ReadFile(file)
+	if _, film, _ := strings.Cut(string(page), `<div class="reel">`); err != nil || !strings.Contains(film, text) {
+		t.Errorf("the page has no screen with %q: %v", text, err)
+	}
 }
 
 // TestDetachAndAttach leaves a shell in a sandbox that stays: by keys, by a signal, by SIGKILL, and
@@ -208,11 +214,10 @@ func TestDetachAndAttach(t *testing.T) {
 	}
 	c = attach()
 	c.send(t, "echo $n times; sh -c 'trap \"echo dra\"\"wn\" WINCH; echo w\"\"aits; while :; do sleep 0.1; done'\r")
-	c.waitFor(t, "9 times\r\n")
-	c.waitFor(t, "waits\r\n")
+	c.waitFor(t, "9 times\r\nwaits\r\n")
 	c.send(t, "\x10\x11")
 	c.wantEnd(t, 0)
-	c = attach()
+	c = m.typeInto(t, "sandbox", "attach", session)
 	c.waitFor(t, "drawn\r\n")
 	c.send(t, "\x03")
 	c.waitFor(t, "go: ")

@@ -409,16 +409,18 @@ func TestTerminalOfASlowReader(t *testing.T) {
 		return c
 	}
 	c := flood("Idempotency-Key", "one")
+	time.Sleep(2 * time.Second) // the connection is full by then
+	began := time.Now()
 	var end ExecEnd
 	w.do(aliceToken, "DELETE", "/sandboxes/"+s.ID+"/exec/"+c.id, "").requireStatus(t, 200).decodeInto(t, &end)
-	if !end.Cancelled || end.Signal != 15 {
-		t.Errorf("cancelled: %+v", end)
+	if took := time.Since(began); !end.Cancelled || end.Signal != 15 || took > writeTime/2 {
+		t.Errorf("cancelled after %v: %+v", took, end)
 	}
 	if testing.Short() {
 		return
 	}
 	c = flood()
-	began := time.Now()
+	began = time.Now()
 	if got := w.endOf(s.ID, c.id); !got.Cancelled || time.Since(began) > 4*writeTime {
 		t.Errorf("a client that reads nothing: %+v after %v", got.ExitStatus, time.Since(began))
 	}

@@ -152,7 +152,7 @@ func HTML(w io.Writer, s Session) (Overview, error) {
 	h.Patch, h.PatchCut = readPatch(s)
 
 	out := &countingWriter{w: bufio.NewWriterSize(w, 64<<10)}
-	p := pageWriter{out: out, begun: over.Begun}
+	p := pageWriter{out: out, session: s, begun: over.Begun}
 	p.execute("head", h)
 	if _, err := walkSession(s, nil, p.writeStep, nil); err != nil {
 		return over, err
@@ -187,16 +187,19 @@ func readPatch(s Session) (text string, more bool) {
 
 // pageWriter writes steps until the page has maxPage bytes.
 type pageWriter struct {
-	out   *countingWriter
-	begun time.Time
-	left  int
-	err   error
+	out     *countingWriter
+	session Session
+	begun   time.Time
+	left    int
+	err     error
 }
 
-// stepView is a step and its time since the session began.
+// stepView is a step, its time since the session began, and the film of its
+// terminal.
 type stepView struct {
 	Step
 	After time.Duration
+	Film  *Film
 }
 
 func (p *pageWriter) writeStep(s Step) {
@@ -204,7 +207,7 @@ func (p *pageWriter) writeStep(s Step) {
 		p.left++
 		return
 	}
-	p.execute("step", stepView{s, max(s.Time.Sub(p.begun), 0)})
+	p.execute("step", stepView{s, max(s.Time.Sub(p.begun), 0), readFilm(p.session, s)})
 }
 
 func (p *pageWriter) execute(name string, v any) {

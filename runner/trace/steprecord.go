@@ -435,6 +435,7 @@ func (s *Steps) handleSandboxRecord(r record.Record) bool {
 			step.Text = fmt.Sprintf("%s: %s", step.Text, p.ExitStatus)
 			if p.Recording != nil {
 				step.Text += ", recorded in " + p.Recording.Path
+				step.Recording = p.Recording
 			}
 			s.visit(step)
 		})
