@@ -32,8 +32,10 @@ const (
 	maxCharacter   = 16 // bytes of a cell's character
 	// maxPause is the longest time that passes without output.
 	maxPause = 2 * time.Second
-	// filmTime bounds the work. Recordings are foreign text.
-	filmTime = 10 * time.Second
+	// filmTime bounds the work for one recording, and filmsTime that for a page. Recordings
+	// are foreign text.
+	filmTime  = 10 * time.Second
+	filmsTime = 30 * time.Second
 	// maxCast bounds a recording, castLine a line of it, castPiece what the emulator gets at once.
 	maxCast   = 16 << 20
 	castLine  = 4 << 20

@@ -34,6 +34,13 @@ func cast(rows int, texts ...string) []byte {
 // newRecordedSession returns a session with a command whose terminal was recorded.
 func newRecordedSession(t *testing.T, recording []byte) Session {
 	t.Helper()
+	return recordedSession(t, recording, func(r *record.Recording) record.Payload {
+		return record.UserCommandEnded{ExecID: "exe_1", Recording: r}
+	})
+}
+
+func recordedSession(t *testing.T, recording []byte, end func(*record.Recording) record.Payload) Session {
+	t.Helper()
 	w := newWriter(t, t.TempDir())
 	sum := sha256.Sum256(recording)
 	r := &record.Recording{Path: filepath.Join("spill", "command-0001-terminal.cast"), Bytes: int64(len(recording)), SHA256: hex.EncodeToString(sum[:])}
@@ -45,7 +52,7 @@ func newRecordedSession(t *testing.T, recording []byte) Session {
 	}
 	w.put(0, record.ActorSystem, record.SessionCreated{Task: "shell"})
 	w.put(0, record.ActorUser, record.UserCommandStarted{ExecID: "exe_1", Argv: []string{"sh"}})
-	w.put(time.Second, record.ActorUser, record.UserCommandEnded{ExecID: "exe_1", Recording: r})
+	w.put(time.Second, record.ActorUser, end(r))
 	return w.close()
 }
 
@@ -97,6 +104,16 @@ func TestFilm(t *testing.T) {
 		if !strings.Contains(string(page), text) {
 			t.Errorf("the page lacks %s", text)
 		}
+	}
+}
+
+// TestFilmOfABackgroundCommand plays what a terminal of the model showed.
+func TestFilmOfABackgroundCommand(t *testing.T) {
+	_, screens := pageOf(t, recordedSession(t, cast(4, "one"), func(r *record.Recording) record.Payload {
+		return record.BackgroundEnded{Handle: "background-1", Recording: r}
+	}))
+	if len(screens) == 0 || screens[len(screens)-1] != "one" {
+		t.Errorf("screens %q", screens)
 	}
 }
 

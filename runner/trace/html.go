@@ -191,6 +191,8 @@ type pageWriter struct {
 	session Session
 	begun   time.Time
 	left    int
+	// filming is how long it took to read recordings.
+	filming time.Duration
 	err     error
 }
 
@@ -207,7 +209,20 @@ func (p *pageWriter) writeStep(s Step) {
 		p.left++
 		return
 	}
-	p.execute("step", stepView{s, max(s.Time.Sub(p.begun), 0), readFilm(p.session, s)})
+	p.execute("step", stepView{s, max(s.Time.Sub(p.begun), 0), p.readFilm(s)})
+}
+
+// readFilm returns the film of a step's terminal, or nil if it has none.
+func (p *pageWriter) readFilm(s Step) *Film {
+	if s.Recording == nil {
+		return nil
+	}
+	if p.filming > filmsTime {
+		return &Film{Problem: "the recordings before this one took too long to show"}
+	}
+	begun := time.Now()
+	defer func() { p.filming += time.Since(begun) }()
+	return readFilm(p.session, s)
 }
 
 func (p *pageWriter) execute(name string, v any) {

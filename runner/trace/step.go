@@ -54,7 +54,7 @@ type Step struct {
 	Detail      string // a summary
 	Failed      bool
 	Count       int64
-	Recording   *record.Recording // of a user's command with a terminal
+	Recording   *record.Recording // of a command with a terminal
 	Model       *ModelCall
 	Call        *Call
 	End         *TurnEnd

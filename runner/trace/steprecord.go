@@ -401,6 +401,7 @@ func (s *Steps) handleSandboxRecord(r record.Record) bool {
 			step.Start = r.Time.Add(-fromMilliseconds(p.WallMS))
 			if p.Recording != nil {
 				step.Text += ", recorded in " + p.Recording.Path
+				step.Recording = p.Recording
 			}
 			s.visit(step)
 		})
