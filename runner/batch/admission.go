@@ -3,7 +3,10 @@ package batch
 import (
 	"context"
 	"fmt"
+	"math"
 	"sync"
+
+	"golang.org/x/sync/semaphore"
 
 	"github.com/caisson-run/caisson/runner/batch/task"
 )
@@ -43,16 +46,24 @@ func (c Capacity) Check(e task.Environment) error {
 // use.
 type Admission struct {
 	capacity Capacity
+	pools    [4]*semaphore.Weighted // in the order of shares
+}
 
-	mu   sync.Mutex
-	used Capacity
-	// freed is closed and replaced whenever a trial ends.
-	freed chan struct{}
+// shares returns what counts against each bound.
+func (c Capacity) shares() [4]int64 {
+	return [4]int64{int64(c.Trials), c.MemoryBytes, c.MilliCPUs, c.StorageBytes}
 }
 
 // NewAdmission returns an Admission without trials.
 func NewAdmission(c Capacity) *Admission {
-	return &Admission{capacity: c, freed: make(chan struct{})}
+	a := &Admission{capacity: c}
+	for i, bound := range c.shares() {
+		if bound <= 0 {
+			bound = math.MaxInt64
+		}
+		a.pools[i] = semaphore.NewWeighted(bound)
+	}
+	return a
 }
 
 // Acquire waits until a trial fits and returns the function that releases its share.
@@ -62,43 +73,20 @@ func (a *Admission) Acquire(ctx context.Context, e task.Environment) (release fu
 	if a.capacity.MilliCPUs > 0 {
 		need.MilliCPUs = min(need.MilliCPUs, a.capacity.MilliCPUs)
 	}
-	for {
-		if err := context.Cause(ctx); err != nil { // also if something has just become free
-			return nil, err
+	taken := 0
+	release = sync.OnceFunc(func() {
+		for i, share := range need.shares() {
+			if i < taken {
+				a.pools[i].Release(share)
+			}
 		}
-		a.mu.Lock()
-		wait := a.freed
-		fits := a.isFree(need)
-		if fits {
-			a.addUse(need, 1)
-		}
-		a.mu.Unlock()
-		if fits {
-			return sync.OnceFunc(func() {
-				a.mu.Lock()
-				defer a.mu.Unlock()
-				a.addUse(need, -1)
-				close(a.freed)
-				a.freed = make(chan struct{})
-			}), nil
-		}
-		select {
-		case <-wait:
-		case <-ctx.Done():
+	})
+	for i, share := range need.shares() {
+		if a.pools[i].Acquire(ctx, share) != nil {
+			release()
 			return nil, context.Cause(ctx)
 		}
+		taken++
 	}
-}
-
-func (a *Admission) isFree(need Capacity) bool {
-	within := func(used, need, bound int64) bool { return bound <= 0 || used+need <= bound }
-	return within(int64(a.used.Trials), 1, int64(a.capacity.Trials)) && within(a.used.MemoryBytes, need.MemoryBytes, a.capacity.MemoryBytes) &&
-		within(a.used.MilliCPUs, need.MilliCPUs, a.capacity.MilliCPUs) && within(a.used.StorageBytes, need.StorageBytes, a.capacity.StorageBytes)
-}
-
-func (a *Admission) addUse(need Capacity, sign int64) {
-	a.used.Trials += int(sign)
-	a.used.MemoryBytes += sign * need.MemoryBytes
-	a.used.MilliCPUs += sign * need.MilliCPUs
-	a.used.StorageBytes += sign * need.StorageBytes
+	return release, nil
 }
