@@ -169,9 +169,6 @@ func checkEdit(old, edited File, name string, additions []Addition) error {
 	return nil
 }
 
-// Changed reports whether the edit changes anything.
-func (e *Edit) Changed() bool { return !bytes.Equal(e.before, e.Text) }
-
 // Target returns the file that is written: Path without symlinks.
 func (e *Edit) Target() (string, error) {
 	if e.exists {

@@ -221,13 +221,6 @@ func builtBinaries(t testing.TB) (guest, stage string) {
 	return filepath.Join(built.dir, "caisson-guest"), filepath.Join(built.dir, "stage")
 }
 
-// Binary returns the path of the guest's binary.
-func Binary(t testing.TB) string {
-	t.Helper()
-	guest, _ := builtBinaries(t)
-	return guest
-}
-
 // Clean removes the binaries. Call it at the end of TestMain.
 func Clean() {
 	if built.dir != "" {
