@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"reflect"
 	"strconv"
+	"sync"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -68,6 +70,28 @@ func PayloadOf[P Payload](r Record) P {
 	var p P
 	_ = json.Unmarshal(r.Payload, &p)
 	return p
+}
+
+var payloadTypes = sync.OnceValue(func() map[Kind]reflect.Type {
+	types := map[Kind]reflect.Type{}
+	for _, p := range Payloads() {
+		types[p.Kind()] = reflect.TypeOf(p)
+	}
+	return types
+})
+
+// DecodePayload returns a record's payload, of the type of its kind in [Payloads], or
+// nil if the kind is unknown or the payload can't be read.
+func DecodePayload(r Record) Payload {
+	t := payloadTypes()[r.Kind]
+	if t == nil {
+		return nil
+	}
+	p := reflect.New(t)
+	if json.Unmarshal(r.Payload, p.Interface()) != nil {
+		return nil
+	}
+	return p.Elem().Interface().(Payload)
 }
 
 // marshalUnescaped is json.Marshal without escapes for HTML.

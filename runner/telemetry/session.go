@@ -144,58 +144,47 @@ func (s *session) observeRecord(r record.Record) {
 // observeCall takes a record of a tool call, or one that becomes an event of
 // the turn.
 func (s *session) observeCall(r record.Record) {
-	switch r.Kind {
-	case record.KindConfirmationRequested:
-		p := record.PayloadOf[record.ConfirmationRequested](r)
+	switch p := record.DecodePayload(r).(type) {
+	case record.ConfirmationRequested:
 		c := s.callOf(p.CallID, p.Name, r.Time)
 		c.class, c.approvals = p.Class, append(c.approvals, approval{start: r.Time})
-	case record.KindConfirmationResolved:
-		p := record.PayloadOf[record.ConfirmationResolved](r)
+	case record.ConfirmationResolved:
 		if c := s.calls[p.CallID]; c != nil && len(c.approvals) > 0 {
 			a := &c.approvals[len(c.approvals)-1]
 			a.end, a.resolved = r.Time, p
 		}
-	case record.KindToolCalled:
-		p := record.PayloadOf[record.ToolCalled](r)
+	case record.ToolCalled:
 		s.callOf(p.CallID, p.Name, r.Time).class = p.Class
-	case record.KindToolCompleted:
-		p := record.PayloadOf[record.ToolCompleted](r)
+	case record.ToolCompleted:
 		s.endCall(p.CallID, p.Name, r.Time, p.LatencyMS, "", attribute.Bool("caisson.tool.success", p.Success))
-	case record.KindToolFailed:
-		p := record.PayloadOf[record.ToolFailed](r)
+	case record.ToolFailed:
 		s.endCall(p.CallID, p.Name, r.Time, p.LatencyMS, string(p.Class))
-	case record.KindToolInputInvalid:
-		p := record.PayloadOf[record.ToolInputInvalid](r)
+	case record.ToolInputInvalid:
 		s.endCall(p.CallID, p.Name, r.Time, 0, "input_invalid")
-	case record.KindWorkerModelCall:
-		s.addChat(r, record.PayloadOf[record.WorkerModelCall](r).EndedModelCall, "worker")
-	case record.KindBridgeModelCall:
-		s.addChat(r, record.PayloadOf[record.BridgeModelCall](r).EndedModelCall, "bridge")
-	case record.KindWorkerToolCall:
-		p := record.PayloadOf[record.WorkerToolCall](r)
+	case record.WorkerModelCall:
+		s.addChat(r, p.EndedModelCall, "worker")
+	case record.BridgeModelCall:
+		s.addChat(r, p.EndedModelCall, "bridge")
+	case record.WorkerToolCall:
 		s.addEvent(r, attribute.String("caisson.worker.call_status", p.Status))
-	case record.KindBudgetWarning:
-		s.addEvent(r, attribute.String("caisson.limit.kind", string(record.PayloadOf[record.BudgetWarning](r).What)))
-	case record.KindNetworkClosed:
-		p := record.PayloadOf[record.NetworkClosed](r)
+	case record.BudgetWarning:
+		s.addEvent(r, attribute.String("caisson.limit.kind", string(p.What)))
+	case record.NetworkClosed:
 		s.addEvent(r, attribute.String("server.address", p.Host), attribute.Int64("caisson.network.sent", p.Sent), attribute.Int64("caisson.network.received", p.Received))
-	case record.KindNetworkDenied:
-		p := record.PayloadOf[record.NetworkDenied](r)
+	case record.NetworkDenied:
 		s.addEvent(r, attribute.String("server.address", p.Host), attribute.String("caisson.network.reason", p.Reason))
-	case record.KindMCPServerStarted:
-		p := record.PayloadOf[record.MCPServerStarted](r)
+	case record.MCPServerStarted:
 		s.addEvent(r, attribute.String("caisson.mcp.server", p.Server), attribute.Int("caisson.mcp.tools", p.ToolCount), attribute.Int64("caisson.mcp.start_ms", p.WallMS))
-	case record.KindMCPServerFailed:
-		s.addEvent(r, attribute.String("caisson.mcp.server", record.PayloadOf[record.MCPServerFailed](r).Server))
-	case record.KindMCPServerStopped:
-		s.addEvent(r, attribute.String("caisson.mcp.server", record.PayloadOf[record.MCPServerStopped](r).Server))
-	case record.KindMCPToolsChanged:
-		s.addEvent(r, attribute.String("caisson.mcp.server", record.PayloadOf[record.MCPToolsChanged](r).Server))
-	case record.KindMCPRequestRefused:
-		p := record.PayloadOf[record.MCPRequestRefused](r)
+	case record.MCPServerFailed:
+		s.addEvent(r, attribute.String("caisson.mcp.server", p.Server))
+	case record.MCPServerStopped:
+		s.addEvent(r, attribute.String("caisson.mcp.server", p.Server))
+	case record.MCPToolsChanged:
+		s.addEvent(r, attribute.String("caisson.mcp.server", p.Server))
+	case record.MCPRequestRefused:
 		s.addEvent(r, attribute.String("caisson.mcp.server", p.Server), attribute.String("mcp.method.name", p.Method))
-	case record.KindSandboxLost, record.KindWarning, record.KindWorkerInputInvalid, record.KindWorkerCostWarning,
-		record.KindContextShortened, record.KindContextCompacted, record.KindCompactionFailed:
+	case record.SandboxLost, record.Warning, record.WorkerInputInvalid, record.WorkerCostWarning,
+		record.ContextShortened, record.ContextCompacted, record.ContextCompactionFailed:
 		s.addEvent(r)
 	}
 }

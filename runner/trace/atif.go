@@ -146,67 +146,51 @@ func (a *atif) addRecord(r record.Record) {
 		a.err = err
 		return
 	}
-	switch r.Kind {
-	case record.KindMessage:
-		withPayload(r, func(p record.Message) { a.addMessage(r, p) })
-	case record.KindModelCallStarted:
-		withPayload(r, func(p record.ModelCallStarted) { a.modelCalls, a.model = a.modelCalls+1, p.Model.Model })
-	case record.KindModelCallCompleted:
-		withPayload(r, func(p record.ModelCallCompleted) {
-			if p.Purpose == "" { // a summary belongs to no step
-				a.used = p.Usage
-			}
-		})
-	case record.KindBridgeModelCall:
-		withPayload(r, func(p record.BridgeModelCall) {
-			if p.Usage.Tokens() > 0 {
-				a.modelCalls, a.model, a.used = a.modelCalls+1, p.Model.Model, p.Usage
-			}
-		})
-	case record.KindToolCalled:
-		withPayload(r, func(p record.ToolCalled) {
-			a.callExtra(p.CallID)["side_effects"], a.callExtra(p.CallID)["rule"] = p.Class, p.Rule
-		})
-	case record.KindConfirmationResolved:
-		withPayload(r, func(p record.ConfirmationResolved) {
-			a.callExtra(p.CallID)["decision"], a.callExtra(p.CallID)["decided_by"] = p.Decision, p.By
-			if p.Reason != "" {
-				a.callExtra(p.CallID)["denial_reason"] = p.Reason
-			}
-		})
-	case record.KindToolCompleted:
-		withPayload(r, func(p record.ToolCompleted) {
-			e := a.callOutcome(p.CallID)
-			e["duration_ms"], e["total_bytes"] = p.LatencyMS, p.OutputBytes
-			if code, ok := p.Metadata["exit_code"]; ok {
-				e["exit_code"] = code
-			}
-			if len(p.FilesModified) > 0 {
-				e["files_modified"] = p.FilesModified
-			}
-		})
-	case record.KindToolFailed:
-		withPayload(r, func(p record.ToolFailed) {
-			e := a.callOutcome(p.CallID)
-			e["duration_ms"], e["error_class"] = p.LatencyMS, p.Class
-		})
-	case record.KindNetworkClosed:
-		withPayload(r, func(p record.NetworkClosed) {
-			e := a.callOutcome(p.CallID)
-			hosts, _ := e["network"].([]string)
-			if !slices.Contains(hosts, p.Host) && len(hosts) < maxHosts {
-				e["network"] = append(hosts, p.Host)
-			}
-		})
-	case record.KindNetworkDenied:
-		withPayload(r, func(p record.NetworkDenied) {
-			e := a.callOutcome(p.CallID)
-			if refused, _ := e["network_denied"].([]string); len(refused) < maxHosts {
-				e["network_denied"] = append(refused, p.Host+": "+p.Reason)
-			}
-		})
-	case record.KindToolInputInvalid:
-		withPayload(r, func(p record.ToolInputInvalid) { a.callOutcome(p.CallID)["error_class"] = "input_invalid" })
+	switch p := record.DecodePayload(r).(type) {
+	case record.Message:
+		a.addMessage(r, p)
+	case record.ModelCallStarted:
+		a.modelCalls, a.model = a.modelCalls+1, p.Model.Model
+	case record.ModelCallCompleted:
+		if p.Purpose == "" { // a summary belongs to no step
+			a.used = p.Usage
+		}
+	case record.BridgeModelCall:
+		if p.Usage.Tokens() > 0 {
+			a.modelCalls, a.model, a.used = a.modelCalls+1, p.Model.Model, p.Usage
+		}
+	case record.ToolCalled:
+		a.callExtra(p.CallID)["side_effects"], a.callExtra(p.CallID)["rule"] = p.Class, p.Rule
+	case record.ConfirmationResolved:
+		a.callExtra(p.CallID)["decision"], a.callExtra(p.CallID)["decided_by"] = p.Decision, p.By
+		if p.Reason != "" {
+			a.callExtra(p.CallID)["denial_reason"] = p.Reason
+		}
+	case record.ToolCompleted:
+		e := a.callOutcome(p.CallID)
+		e["duration_ms"], e["total_bytes"] = p.LatencyMS, p.OutputBytes
+		if code, ok := p.Metadata["exit_code"]; ok {
+			e["exit_code"] = code
+		}
+		if len(p.FilesModified) > 0 {
+			e["files_modified"] = p.FilesModified
+		}
+	case record.ToolFailed:
+		e := a.callOutcome(p.CallID)
+		e["duration_ms"], e["error_class"] = p.LatencyMS, p.Class
+	case record.NetworkClosed:
+		e := a.callOutcome(p.CallID)
+		hosts, _ := e["network"].([]string)
+		if !slices.Contains(hosts, p.Host) && len(hosts) < maxHosts {
+			e["network"] = append(hosts, p.Host)
+		}
+	case record.NetworkDenied:
+		e := a.callOutcome(p.CallID)
+		if refused, _ := e["network_denied"].([]string); len(refused) < maxHosts {
+			e["network_denied"] = append(refused, p.Host+": "+p.Reason)
+		}
+	case record.ToolInputInvalid:
+		a.callOutcome(p.CallID)["error_class"] = "input_invalid"
 	}
 }
 

@@ -112,7 +112,7 @@ func historyOf(t *testing.T, s Session) []loop.Message {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if p, ok := decodePayload[record.Message](r); ok {
+		if p, ok := record.DecodePayload(r).(record.Message); ok {
 			history = append(history, loop.Message{Role: p.Role, Blocks: p.Blocks})
 		}
 	})

@@ -122,13 +122,13 @@ func (e *Entry) readLast(f *os.File) error {
 		return err
 	}
 	e.Last, e.Records = rec.Time, rec.Seq
-	if p, ok := decodePayload[record.SessionEnded](rec); ok {
+	if p, ok := record.DecodePayload(rec).(record.SessionEnded); ok {
 		e.Reason = string(p.Reason)
 		e.ExitStatus = &p.ExitStatus
 		e.CostUSD = p.CostUSD
 		e.WallMS = p.WallMS
 	}
-	if c, ok := decodePayload[record.UserCommandEnded](before); ok && e.Reason == string(runner.StopNoTurn) {
+	if c, ok := record.DecodePayload(before).(record.UserCommandEnded); ok && e.Reason == string(runner.StopNoTurn) {
 		e.Command = c.ExitStatus.String()
 		if c.Error != "" {
 			e.Command = "did not run"
@@ -165,7 +165,7 @@ func readCreated(in *bufio.Reader) (rec record.Record, p record.SessionCreated, 
 	if rec, err = record.Decode(line); err != nil {
 		return rec, p, err
 	}
-	p, ok := decodePayload[record.SessionCreated](rec)
+	p, ok := record.DecodePayload(rec).(record.SessionCreated)
 	if !ok {
 		err = errors.New("the first record is " + string(rec.Kind) + ", not session.created")
 	}

@@ -110,25 +110,25 @@ func (o *Overview) addRecord(r record.Record) {
 	o.Records, o.Last = o.Records+1, r.Time
 	switch r.Kind {
 	case record.KindSessionCreated:
-		if p, ok := decodePayload[record.SessionCreated](r); ok && o.Created == nil {
+		if p, ok := record.DecodePayload(r).(record.SessionCreated); ok && o.Created == nil {
 			o.Created = &p
 			o.Task = p.Task
 			o.Egress = p.Egress
 		}
 	case record.KindSessionResumed:
-		if p, ok := decodePayload[record.SessionResumed](r); ok {
+		if p, ok := record.DecodePayload(r).(record.SessionResumed); ok {
 			o.Egress = p.Egress
 		}
 	case record.KindSandboxStarted:
-		if p, ok := decodePayload[record.SandboxStarted](r); ok {
+		if p, ok := record.DecodePayload(r).(record.SandboxStarted); ok {
 			o.Sandbox = &p.Attestation
 		}
 	case record.KindSandboxRestarted:
-		if p, ok := decodePayload[record.SandboxRestarted](r); ok {
+		if p, ok := record.DecodePayload(r).(record.SandboxRestarted); ok {
 			o.Sandbox = &p.Attestation
 		}
 	case record.KindSessionEnded:
-		if p, ok := decodePayload[record.SessionEnded](r); ok {
+		if p, ok := record.DecodePayload(r).(record.SessionEnded); ok {
 			o.Ended = &p
 		}
 	}

@@ -1,7 +1,6 @@
 package trace
 
 import (
-	"encoding/json"
 	"fmt"
 	"time"
 
@@ -223,26 +222,6 @@ func (s *Steps) visitStep(r record.Record, kind StepKind, text string, failed bo
 
 func (s *Steps) newStep(r record.Record, kind StepKind, text string, failed bool) Step {
 	return Step{Kind: kind, Seq: r.Seq, Record: r.ID, Start: r.Time, Time: r.Time, Turn: s.turn, Text: tools.Elide(text, maxText), Failed: failed}
-}
-
-// decodePayload returns a record's payload, and reports whether it has the kind
-// of P and can be decoded.
-func decodePayload[P record.Payload](rec record.Record) (P, bool) {
-	var p P
-	if rec.Kind != p.Kind() || json.Unmarshal(rec.Payload, &p) != nil {
-		return p, false
-	}
-	return p, true
-}
-
-// withPayload calls f with a record's payload, and reports whether it could be
-// decoded.
-func withPayload[P record.Payload](r record.Record, f func(P)) bool {
-	p, ok := decodePayload[P](r)
-	if ok {
-		f(p)
-	}
-	return ok
 }
 
 // callStep returns the call's step, which it adds if it is new.

@@ -17,103 +17,86 @@ import (
 // handleRecord adds a record, and reports whether its kind is known and its
 // payload can be decoded.
 func (s *Steps) handleRecord(r record.Record) bool {
-	switch r.Kind {
-	case record.KindSessionCreated:
-		return withPayload(r, func(p record.SessionCreated) {
-			s.egress = p.Egress
-			for _, t := range p.Tools {
-				s.classes[t.Name] = t.Class
-			}
-		})
-	case record.KindSessionResumed:
-		return withPayload(r, func(p record.SessionResumed) {
-			s.egress = p.Egress
-			for _, t := range p.Tools {
-				s.classes[t.Name] = t.Class
-			}
-			s.openModelCall = nil // its process is gone
-			clear(s.exec)
-			text := "another process goes on with the session"
-			if n := len(p.Interrupted); n > 0 {
-				text += fmt.Sprintf("; calls that were under way: %d", n)
-			}
-			if p.TornBytes > 0 {
-				text += fmt.Sprintf("; a torn last line of %d bytes was cut off", p.TornBytes)
-			}
-			s.visitStep(r, StepWarning, text, false)
-		})
-	case record.KindTurnStarted:
+	if r.Kind == record.KindTurnStarted { // its payload is not needed
 		s.turn++
 		s.turnAt, s.answer = r.Time, ""
 		s.visitStep(r, StepTurn, "", false)
 		return true
-	case record.KindMessage:
-		return withPayload(r, func(p record.Message) { s.splitMessage(r, p) })
-	case record.KindModelCallStarted:
-		return withPayload(r, func(p record.ModelCallStarted) {
-			step := s.newStep(r, StepModel, "", false)
-			step.Model = &ModelCall{Round: p.Round, Purpose: p.Purpose, Model: p.Model}
-			s.openModelCall, s.changed = &step, step
-		})
-	case record.KindModelCallCompleted:
-		return withPayload(r, func(p record.ModelCallCompleted) {
-			s.finishModelCall(r, func(m *ModelCall) {
-				m.Round = p.Round
-				m.Purpose = p.Purpose
-				m.LatencyMS = p.LatencyMS
-				m.Usage = p.Usage
-				m.Finish = p.Finish
-			})
-		})
-	case record.KindModelCallFailed:
-		return withPayload(r, func(p record.ModelCallFailed) {
-			s.finishModelCall(r, func(m *ModelCall) { m.Round, m.Error = p.Round, tools.Elide(string(p.Class)+": "+p.Message, maxText) })
-		})
-	case record.KindTurnCompleted:
-		return withPayload(r, func(p record.TurnCompleted) {
-			e := TurnEnd{TurnCompleted: p}
-			if p.Reason == loop.StopAnswered {
-				e.Answer = s.answer
-			}
-			s.visitTurnEnd(r, string(p.Reason), e)
-		})
-	case record.KindTurnCancelled:
-		return withPayload(r, func(p record.TurnCancelled) {
-			reason := p.Reason
-			if p.Client != "" {
-				reason += " by " + tools.Elide(p.Client, 200)
-			}
-			s.visitTurnEnd(r, reason, TurnEnd{TurnCompleted: record.TurnCompleted{Reason: loop.StopCancelled, Usage: p.Usage, WallMS: p.WallMS}})
-		})
-	case record.KindWarning:
-		return withPayload(r, func(p record.Warning) { s.visitStep(r, StepWarning, p.Message, false) })
-	case record.KindBudgetWarning:
-		return withPayload(r, func(p record.BudgetWarning) {
-			s.visitStep(r, StepWarning, p.String(), false)
-		})
-	case record.KindContextShortened:
-		return withPayload(r, func(p record.ContextShortened) { s.visitStep(r, StepContext, p.String(), false) })
-	case record.KindContextCompacted:
-		return withPayload(r, func(p record.ContextCompacted) {
-			step := s.newStep(r, StepContext, p.String(), false)
-			step.Detail = tools.Elide(p.Text, maxText)
-			s.visit(step)
-		})
-	case record.KindCompactionFailed:
-		return withPayload(r, func(p record.ContextCompactionFailed) { s.visitStep(r, StepContext, p.String(), true) })
-	case record.KindVerification:
-		return withPayload(r, func(p record.Verification) {
-			step := s.newStep(r, StepCommand, tools.Elide(fmt.Sprintf("verify: %s (%s)\n%s", p.Command, p, p.Output), maxText), !p.Passed)
-			step.Start = r.Time.Add(-fromMilliseconds(p.WallMS))
-			s.visit(step)
-		})
-	case record.KindSessionEnded:
-		return withPayload(r, func(p record.SessionEnded) {
-			s.Close()
-			s.visitStep(r, StepEnd, formatEnd(p), p.ExitStatus != runner.OutcomeDone)
-		})
 	}
-	return s.handleToolRecord(r) || s.handleWorkerRecord(r) || s.handleSandboxRecord(r)
+	payload := record.DecodePayload(r)
+	switch p := payload.(type) {
+	case record.SessionCreated:
+		s.setSession(p)
+	case record.SessionResumed:
+		s.setSession(p.SessionCreated)
+		s.openModelCall = nil // its process is gone
+		clear(s.exec)
+		text := "another process goes on with the session"
+		if n := len(p.Interrupted); n > 0 {
+			text += fmt.Sprintf("; calls that were under way: %d", n)
+		}
+		if p.TornBytes > 0 {
+			text += fmt.Sprintf("; a torn last line of %d bytes was cut off", p.TornBytes)
+		}
+		s.visitStep(r, StepWarning, text, false)
+	case record.Message:
+		s.splitMessage(r, p)
+	case record.ModelCallStarted:
+		step := s.newStep(r, StepModel, "", false)
+		step.Model = &ModelCall{Round: p.Round, Purpose: p.Purpose, Model: p.Model}
+		s.openModelCall, s.changed = &step, step
+	case record.ModelCallCompleted:
+		s.finishModelCall(r, func(m *ModelCall) {
+			m.Round = p.Round
+			m.Purpose = p.Purpose
+			m.LatencyMS = p.LatencyMS
+			m.Usage = p.Usage
+			m.Finish = p.Finish
+		})
+	case record.ModelCallFailed:
+		s.finishModelCall(r, func(m *ModelCall) { m.Round, m.Error = p.Round, tools.Elide(string(p.Class)+": "+p.Message, maxText) })
+	case record.TurnCompleted:
+		e := TurnEnd{TurnCompleted: p}
+		if p.Reason == loop.StopAnswered {
+			e.Answer = s.answer
+		}
+		s.visitTurnEnd(r, string(p.Reason), e)
+	case record.TurnCancelled:
+		reason := p.Reason
+		if p.Client != "" {
+			reason += " by " + tools.Elide(p.Client, 200)
+		}
+		s.visitTurnEnd(r, reason, TurnEnd{TurnCompleted: record.TurnCompleted{Reason: loop.StopCancelled, Usage: p.Usage, WallMS: p.WallMS}})
+	case record.Warning:
+		s.visitStep(r, StepWarning, p.Message, false)
+	case record.BudgetWarning:
+		s.visitStep(r, StepWarning, p.String(), false)
+	case record.ContextShortened:
+		s.visitStep(r, StepContext, p.String(), false)
+	case record.ContextCompacted:
+		step := s.newStep(r, StepContext, p.String(), false)
+		step.Detail = tools.Elide(p.Text, maxText)
+		s.visit(step)
+	case record.ContextCompactionFailed:
+		s.visitStep(r, StepContext, p.String(), true)
+	case record.Verification:
+		step := s.newStep(r, StepCommand, tools.Elide(fmt.Sprintf("verify: %s (%s)\n%s", p.Command, p, p.Output), maxText), !p.Passed)
+		step.Start = r.Time.Add(-fromMilliseconds(p.WallMS))
+		s.visit(step)
+	case record.SessionEnded:
+		s.Close()
+		s.visitStep(r, StepEnd, formatEnd(p), p.ExitStatus != runner.OutcomeDone)
+	default:
+		return s.handleToolRecord(r, payload) || s.handleWorkerRecord(r, payload) || s.handleSandboxRecord(r, payload)
+	}
+	return true
+}
+
+func (s *Steps) setSession(p record.SessionCreated) {
+	s.egress = p.Egress
+	for _, t := range p.Tools {
+		s.classes[t.Name] = t.Class
+	}
 }
 
 // purposeBridge is the purpose of model calls of programs in the sandbox.
@@ -129,25 +112,23 @@ func (s *Steps) visitEndedCall(r record.Record, purpose loop.Purpose, p record.E
 	s.visit(step)
 }
 
-func (s *Steps) handleWorkerRecord(r record.Record) bool {
-	switch r.Kind {
-	case record.KindWorkerModelCall:
-		return withPayload(r, func(p record.WorkerModelCall) {
-			p.Usage.Rounds = 0 // as the turn counts it
-			s.visitEndedCall(r, loop.Purpose("worker "+p.Worker), p.EndedModelCall)
-		})
-	case record.KindBridgeModelCall:
-		return withPayload(r, func(p record.BridgeModelCall) { s.visitEndedCall(r, purposeBridge, p.EndedModelCall) })
-	case record.KindWorkerToolCall:
-		return withPayload(r, func(p record.WorkerToolCall) { s.visitStep(r, StepWorker, p.String(), p.Status != "ok") })
-	case record.KindWorkerInputInvalid:
-		return withPayload(r, func(p record.WorkerInputInvalid) {
-			s.visitStep(r, StepWorker, fmt.Sprintf("%s: %s, call %d: %s", p.Worker, p.Name, p.Hop, p.Error), true)
-		})
-	case record.KindWorkerCostWarning:
-		return withPayload(r, func(p record.WorkerCostWarning) { s.visitStep(r, StepWarning, p.String(), false) })
+func (s *Steps) handleWorkerRecord(r record.Record, payload record.Payload) bool {
+	switch p := payload.(type) {
+	case record.WorkerModelCall:
+		p.Usage.Rounds = 0 // as the turn counts it
+		s.visitEndedCall(r, loop.Purpose("worker "+p.Worker), p.EndedModelCall)
+	case record.BridgeModelCall:
+		s.visitEndedCall(r, purposeBridge, p.EndedModelCall)
+	case record.WorkerToolCall:
+		s.visitStep(r, StepWorker, p.String(), p.Status != "ok")
+	case record.WorkerInputInvalid:
+		s.visitStep(r, StepWorker, fmt.Sprintf("%s: %s, call %d: %s", p.Worker, p.Name, p.Hop, p.Error), true)
+	case record.WorkerCostWarning:
+		s.visitStep(r, StepWarning, p.String(), false)
+	default:
+		return false
 	}
-	return false
+	return true
 }
 
 func formatEnd(p record.SessionEnded) string {
@@ -240,92 +221,77 @@ func resultText(blocks []tools.Block) string {
 	return strings.Join(parts, "\n")
 }
 
-func (s *Steps) handleToolRecord(r record.Record) bool {
-	switch r.Kind {
-	case record.KindToolCalled:
-		return withPayload(r, func(p record.ToolCalled) {
-			c := s.callStep(r, p.CallID, p.Name)
+func (s *Steps) handleToolRecord(r record.Record, payload record.Payload) bool {
+	switch p := payload.(type) {
+	case record.ToolCalled:
+		c := s.callStep(r, p.CallID, p.Name)
+		c.Class = p.Class
+		c.Summary = tools.Elide(p.Summary, maxText)
+		c.Rule = tools.Elide(p.Rule, maxText)
+		c.Started = r.Time
+	case record.ToolCompleted:
+		c := s.callStep(r, p.CallID, p.Name)
+		c.Status = CallDone
+		c.Ended = r.Time
+		c.LatencyMS = p.LatencyMS
+		c.OutputBytes = p.OutputBytes
+		if !p.Success {
+			c.Status = CallUnsuccess
+		}
+		c.Modified, c.Ending, c.Diff = p.FilesModified, commandEnding(p.Metadata), cutMiddle(p.Diff, maxText)
+	case record.ToolFailed:
+		c := s.callStep(r, p.CallID, p.Name)
+		c.Status = CallFailed
+		c.Ended = r.Time
+		c.LatencyMS = p.LatencyMS
+		switch p.Class {
+		case tools.ErrorPermissionDenied, tools.ErrorUserDenied, tools.ErrorConfirmationTimeout:
+			c.Status = CallDenied
+		}
+		c.ErrorClass = string(p.Class)
+		c.Reason = tools.Elide(p.Reason, maxText)
+		c.Error = tools.Elide(p.Message, maxText)
+		c.Modified = p.FilesModified
+	case record.ToolInputInvalid:
+		c := s.callStep(r, p.CallID, p.Name)
+		c.Status = CallInvalid
+		c.Ended = r.Time
+		c.ErrorClass = "input_invalid"
+		c.Error = tools.Elide(strings.Join(p.Errors, "\n"), maxText)
+	case record.ConfirmationRequested:
+		c := s.callStep(r, p.CallID, p.Name)
+		if c.Class == "" {
 			c.Class = p.Class
+		}
+		if c.Summary == "" {
 			c.Summary = tools.Elide(p.Summary, maxText)
-			c.Rule = tools.Elide(p.Rule, maxText)
-			c.Started = r.Time
-		})
-	case record.KindToolCompleted:
-		return withPayload(r, func(p record.ToolCompleted) {
-			c := s.callStep(r, p.CallID, p.Name)
-			c.Status = CallDone
-			c.Ended = r.Time
-			c.LatencyMS = p.LatencyMS
-			c.OutputBytes = p.OutputBytes
-			if !p.Success {
-				c.Status = CallUnsuccess
-			}
-			c.Modified, c.Ending, c.Diff = p.FilesModified, commandEnding(p.Metadata), cutMiddle(p.Diff, maxText)
-		})
-	case record.KindToolFailed:
-		return withPayload(r, func(p record.ToolFailed) {
-			c := s.callStep(r, p.CallID, p.Name)
-			c.Status = CallFailed
-			c.Ended = r.Time
-			c.LatencyMS = p.LatencyMS
-			switch p.Class {
-			case tools.ErrorPermissionDenied, tools.ErrorUserDenied, tools.ErrorConfirmationTimeout:
-				c.Status = CallDenied
-			}
-			c.ErrorClass = string(p.Class)
-			c.Reason = tools.Elide(p.Reason, maxText)
-			c.Error = tools.Elide(p.Message, maxText)
-			c.Modified = p.FilesModified
-		})
-	case record.KindToolInputInvalid:
-		return withPayload(r, func(p record.ToolInputInvalid) {
-			c := s.callStep(r, p.CallID, p.Name)
-			c.Status = CallInvalid
-			c.Ended = r.Time
-			c.ErrorClass = "input_invalid"
-			c.Error = tools.Elide(strings.Join(p.Errors, "\n"), maxText)
-		})
-	case record.KindConfirmationRequested:
-		return withPayload(r, func(p record.ConfirmationRequested) {
-			c := s.callStep(r, p.CallID, p.Name)
-			if c.Class == "" {
-				c.Class = p.Class
-			}
-			if c.Summary == "" {
-				c.Summary = tools.Elide(p.Summary, maxText)
-			}
-			c.addQuestion(Question{ID: p.ID, At: r.Time, Diff: cutMiddle(p.Diff, maxText), Display: tools.Elide(p.Input, maxText), Hidden: p.Hidden})
-		})
-	case record.KindConfirmationResolved:
-		return withPayload(r, func(p record.ConfirmationResolved) { s.resolveQuestion(r, p) })
-	case record.KindConfirmationAttempted:
-		return withPayload(r, func(p record.ConfirmationAttempted) {
-			s.visitStep(r, StepAttempt, fmt.Sprintf("%s by %s changed nothing: %s (%s)", p.Decision, p.By, p.Outcome, p.RequestID), true)
-		})
-	case record.KindNetworkDenied:
-		return withPayload(r, func(p record.NetworkDenied) {
-			if p.CallID == "" || s.open[p.CallID] == nil {
-				s.visitStep(r, StepWarning, p.String(), true)
-				return
-			}
-			if c := s.callStep(r, p.CallID, ""); len(c.Denied) < maxHosts {
-				c.Denied = append(c.Denied, p)
-			}
-		})
-	case record.KindNetworkOpened: // its NetworkClosed has the result
-		return withPayload(r, func(record.NetworkOpened) {})
-	case record.KindNetworkClosed:
-		return withPayload(r, func(p record.NetworkClosed) {
-			if p.CallID == "" || s.open[p.CallID] == nil {
-				one := Reached{Host: p.Host}
-				one.add(p)
-				s.visitStep(r, StepNetwork, one.Words(), false)
-				return
-			}
-			s.callStep(r, p.CallID, "").addReached(p)
-		})
+		}
+		c.addQuestion(Question{ID: p.ID, At: r.Time, Diff: cutMiddle(p.Diff, maxText), Display: tools.Elide(p.Input, maxText), Hidden: p.Hidden})
+	case record.ConfirmationResolved:
+		s.resolveQuestion(r, p)
+	case record.ConfirmationAttempted:
+		s.visitStep(r, StepAttempt, fmt.Sprintf("%s by %s changed nothing: %s (%s)", p.Decision, p.By, p.Outcome, p.RequestID), true)
+	case record.NetworkDenied:
+		if p.CallID == "" || s.open[p.CallID] == nil {
+			s.visitStep(r, StepWarning, p.String(), true)
+			return true
+		}
+		if c := s.callStep(r, p.CallID, ""); len(c.Denied) < maxHosts {
+			c.Denied = append(c.Denied, p)
+		}
+	case record.NetworkOpened: // its NetworkClosed has the result
+	case record.NetworkClosed:
+		if p.CallID == "" || s.open[p.CallID] == nil {
+			one := Reached{Host: p.Host}
+			one.add(p)
+			s.visitStep(r, StepNetwork, one.Words(), false)
+			return true
+		}
+		s.callStep(r, p.CallID, "").addReached(p)
+	default:
+		return false
 	}
-	return false
+	return true
 }
 
 // addReached adds a connection to a call. Hosts beyond maxHosts share one
@@ -385,63 +351,49 @@ func (s *Steps) visitServer(r record.Record, text string, failed bool, ms int64)
 	s.visit(step)
 }
 
-func (s *Steps) handleSandboxRecord(r record.Record) bool {
-	switch r.Kind {
-	case record.KindSandboxStarted:
-		return withPayload(r, func(p record.SandboxStarted) { s.visitSandbox(r, p.Attestation, p.StartMS, "started") })
-	case record.KindSandboxRestarted:
-		return withPayload(r, func(p record.SandboxRestarted) {
-			s.visitSandbox(r, p.Attestation, p.StartMS, fmt.Sprintf("started again (%d)", p.Restart))
-		})
-	case record.KindSandboxLost:
-		return withPayload(r, func(p record.SandboxLost) { s.visitStep(r, StepSandbox, "lost: "+p.Cause, true) })
-	case record.KindBackgroundEnded:
-		return withPayload(r, func(p record.BackgroundEnded) {
-			step := s.newStep(r, StepBackground, fmt.Sprintf("%s ended by %s, %s, after %s", tools.Elide(p.Handle, 200), tools.Elide(p.EndedBy, 200), p.ExitStatus, formatDuration(fromMilliseconds(p.WallMS))), p.Error != "")
-			step.Start = r.Time.Add(-fromMilliseconds(p.WallMS))
-			if p.Recording != nil {
-				step.Text += ", recorded in " + p.Recording.Path
-				step.Recording = p.Recording
-			}
-			s.visit(step)
-		})
-	case record.KindToolActivated:
-		return withPayload(r, func(p record.ToolActivated) {
-			s.visitServer(r, fmt.Sprintf("tool %s loaded by %s", p.Name, p.By), false, 0)
-		})
-	case record.KindMCPServerStarted:
-		return withPayload(r, func(p record.MCPServerStarted) { s.visitServer(r, p.String(), false, p.WallMS) })
-	case record.KindMCPServerFailed:
-		return withPayload(r, func(p record.MCPServerFailed) { s.visitServer(r, p.String(), true, p.WallMS) })
-	case record.KindMCPServerStopped:
-		return withPayload(r, func(p record.MCPServerStopped) { s.visitServer(r, p.String(), p.Cause != "", 0) })
-	case record.KindMCPToolsChanged:
-		return withPayload(r, func(p record.MCPToolsChanged) { s.visitServer(r, p.String(), false, 0) })
-	case record.KindMCPRequestRefused:
-		return withPayload(r, func(p record.MCPRequestRefused) { s.visitServer(r, p.String(), true, 0) })
-	case record.KindUserCommandStarted:
-		return withPayload(r, func(p record.UserCommandStarted) {
-			if len(s.exec) < maxOpen {
-				s.exec[p.ExecID] = s.newStep(r, StepCommand, strings.Join(p.Argv, " "), false)
-			}
-		})
-	case record.KindUserCommandEnded:
-		return withPayload(r, func(p record.UserCommandEnded) {
-			step := s.newStep(r, StepCommand, p.ExecID, false)
-			if begun, ok := s.exec[p.ExecID]; ok {
-				step.Start, step.Text = begun.Start, begun.Text
-				delete(s.exec, p.ExecID)
-			}
-			step.Failed = p.Code != 0
-			step.Text = fmt.Sprintf("%s: %s", step.Text, p.ExitStatus)
-			if p.Recording != nil {
-				step.Text += ", recorded in " + p.Recording.Path
-				step.Recording = p.Recording
-			}
-			s.visit(step)
-		})
+func (s *Steps) handleSandboxRecord(r record.Record, payload record.Payload) bool {
+	switch p := payload.(type) {
+	case record.SandboxStarted:
+		s.visitSandbox(r, p.Attestation, p.StartMS, "started")
+	case record.SandboxRestarted:
+		s.visitSandbox(r, p.Attestation, p.StartMS, fmt.Sprintf("started again (%d)", p.Restart))
+	case record.SandboxLost:
+		s.visitStep(r, StepSandbox, "lost: "+p.Cause, true)
+	case record.BackgroundEnded:
+		step := s.newStep(r, StepBackground, fmt.Sprintf("%s ended by %s, %s, after %s", tools.Elide(p.Handle, 200), tools.Elide(p.EndedBy, 200), p.ExitStatus, formatDuration(fromMilliseconds(p.WallMS))), p.Error != "")
+		step.Start = r.Time.Add(-fromMilliseconds(p.WallMS))
+		step.addRecording(p.Recording)
+		s.visit(step)
+	case record.ToolActivated:
+		s.visitServer(r, fmt.Sprintf("tool %s loaded by %s", p.Name, p.By), false, 0)
+	case record.MCPServerStarted:
+		s.visitServer(r, p.String(), false, p.WallMS)
+	case record.MCPServerFailed:
+		s.visitServer(r, p.String(), true, p.WallMS)
+	case record.MCPServerStopped:
+		s.visitServer(r, p.String(), p.Cause != "", 0)
+	case record.MCPToolsChanged:
+		s.visitServer(r, p.String(), false, 0)
+	case record.MCPRequestRefused:
+		s.visitServer(r, p.String(), true, 0)
+	case record.UserCommandStarted:
+		if len(s.exec) < maxOpen {
+			s.exec[p.ExecID] = s.newStep(r, StepCommand, strings.Join(p.Argv, " "), false)
+		}
+	case record.UserCommandEnded:
+		step := s.newStep(r, StepCommand, p.ExecID, false)
+		if begun, ok := s.exec[p.ExecID]; ok {
+			step.Start, step.Text = begun.Start, begun.Text
+			delete(s.exec, p.ExecID)
+		}
+		step.Failed = p.Code != 0
+		step.Text = fmt.Sprintf("%s: %s", step.Text, p.ExitStatus)
+		step.addRecording(p.Recording)
+		s.visit(step)
+	default:
+		return false
 	}
-	return false
+	return true
 }
 
 func (s *Steps) visitSandbox(r record.Record, a sandbox.Attestation, ms int64, what string) {
@@ -470,4 +422,11 @@ func formatProtections(a sandbox.Attestation, reach *record.Egress) string {
 		parts = append(parts, "missing: "+l)
 	}
 	return strings.Join(parts, ", ")
+}
+
+func (s *Step) addRecording(r *record.Recording) {
+	if r != nil {
+		s.Recording = r
+		s.Text += ", recorded in " + r.Path
+	}
 }

@@ -87,76 +87,70 @@ func (v *view) addRecord(r record.Record) []string {
 	if c := v.steps.Record(r).Call; c != nil && r.Kind != record.KindMessage {
 		return v.addCall(r, c)
 	}
-	switch r.Kind {
-	case record.KindSessionCreated:
-		return v.addCreated(record.PayloadOf[record.SessionCreated](r))
-	case record.KindSessionResumed:
-		return v.addCreated(record.PayloadOf[record.SessionResumed](r).SessionCreated)
-	case record.KindSandboxStarted:
-		p := record.PayloadOf[record.SandboxStarted](r)
+	switch p := record.DecodePayload(r).(type) {
+	case record.SessionCreated:
+		return v.addCreated(p)
+	case record.SessionResumed:
+		return v.addCreated(p.SessionCreated)
+	case record.SandboxStarted:
 		return v.addAttested(p.Attestation, fmt.Sprintf("in %d ms", p.StartMS))
-	case record.KindSandboxRestarted:
-		p := record.PayloadOf[record.SandboxRestarted](r)
+	case record.SandboxRestarted:
 		return v.addAttested(p.Attestation, fmt.Sprintf("again (%d), on the same workspace", p.Restart))
-	case record.KindSandboxLost:
-		p := record.PayloadOf[record.SandboxLost](r)
+	case record.SandboxLost:
 		return []string{v.style.red("! sandbox lost: " + safeLine(p.Cause))}
-	case record.KindTurnStarted:
+	case record.TurnStarted:
 		v.turn, v.said, v.since = true, false, r.Time
-	case record.KindTurnCompleted, record.KindTurnCancelled:
+	case record.TurnCompleted, record.TurnCancelled:
 		v.turn = false
 		return v.addAnswer(v.answer.takeRest())
-	case record.KindModelCallStarted:
+	case record.ModelCallStarted:
 		v.asking, v.since, v.text = true, r.Time, tail{}
-	case record.KindModelCallCompleted:
+	case record.ModelCallCompleted:
 		v.asking = false
-	case record.KindModelCallFailed:
+	case record.ModelCallFailed:
 		v.asking = false
-		p := record.PayloadOf[record.ModelCallFailed](r)
 		lines := v.addAnswer(v.answer.takeRest())
 		if p.Retry != nil {
 			return append(lines, v.style.yellow("! "+retryText(p)))
 		}
 		return append(lines, v.style.red(fmt.Sprintf("! the model failed (%s): %s", p.Class, safeLine(p.Message))))
-	case record.KindMessage:
-		return v.addMessage(record.PayloadOf[record.Message](r))
-	case record.KindBudgetWarning:
-		return v.addBudget(record.PayloadOf[record.BudgetWarning](r))
-	case record.KindContextShortened:
-		return []string{v.style.dim(record.PayloadOf[record.ContextShortened](r).String())}
-	case record.KindContextCompacted:
-		return []string{v.style.dim(record.PayloadOf[record.ContextCompacted](r).String())}
-	case record.KindCompactionFailed:
-		return []string{v.style.yellow("! " + safeLine(record.PayloadOf[record.ContextCompactionFailed](r).String()))}
-	case record.KindVerification:
-		return v.addVerification(record.PayloadOf[record.Verification](r))
-	case record.KindWorkerToolCall:
-		return []string{v.style.dim("  " + safeLine(record.PayloadOf[record.WorkerToolCall](r).String()))}
-	case record.KindWorkerCostWarning:
-		return []string{v.style.yellow("! " + safeLine(record.PayloadOf[record.WorkerCostWarning](r).String()))}
-	case record.KindNetworkDenied: // of a user's command; a call's result has its own
-		return []string{v.style.yellow("! " + safeLine(v.deniedText(record.PayloadOf[record.NetworkDenied](r))))}
-	case record.KindNetworkClosed:
-		return v.adviseOnce(record.PayloadOf[record.NetworkClosed](r).Warning())
-	case record.KindMCPServerStarted:
-		return []string{v.style.dim(safeLine(record.PayloadOf[record.MCPServerStarted](r).String()))}
-	case record.KindMCPServerFailed:
-		p := record.PayloadOf[record.MCPServerFailed](r)
+	case record.Message:
+		return v.addMessage(p)
+	case record.BudgetWarning:
+		return v.addBudget(p)
+	case record.ContextShortened:
+		return []string{v.style.dim(p.String())}
+	case record.ContextCompacted:
+		return []string{v.style.dim(p.String())}
+	case record.ContextCompactionFailed:
+		return []string{v.style.yellow("! " + safeLine(p.String()))}
+	case record.Verification:
+		return v.addVerification(p)
+	case record.WorkerToolCall:
+		return []string{v.style.dim("  " + safeLine(p.String()))}
+	case record.WorkerCostWarning:
+		return []string{v.style.yellow("! " + safeLine(p.String()))}
+	case record.NetworkDenied: // of a user's command; a call's result has its own
+		return []string{v.style.yellow("! " + safeLine(v.deniedText(p)))}
+	case record.NetworkClosed:
+		return v.adviseOnce(p.Warning())
+	case record.MCPServerStarted:
+		return []string{v.style.dim(safeLine(p.String()))}
+	case record.MCPServerFailed:
 		text := p.String()
 		if strings.Contains(p.Cause, oauth.ErrSignIn.Error()) {
 			text += ": caisson mcp login " + p.Server
 		}
 		return []string{v.style.yellow("! " + safeLine(text))}
-	case record.KindMCPServerStopped:
-		if p := record.PayloadOf[record.MCPServerStopped](r); p.Cause != "" {
+	case record.MCPServerStopped:
+		if p.Cause != "" {
 			return []string{v.style.yellow("! " + safeLine(p.String()))}
 		}
-	case record.KindMCPToolsChanged:
-		return []string{v.style.yellow("! " + safeLine(record.PayloadOf[record.MCPToolsChanged](r).String()))}
-	case record.KindMCPRequestRefused:
-		return []string{v.style.yellow("! " + safeLine(record.PayloadOf[record.MCPRequestRefused](r).String()))}
-	case record.KindWarning:
-		p := record.PayloadOf[record.Warning](r)
+	case record.MCPToolsChanged:
+		return []string{v.style.yellow("! " + safeLine(p.String()))}
+	case record.MCPRequestRefused:
+		return []string{v.style.yellow("! " + safeLine(p.String()))}
+	case record.Warning:
 		if p.Requested {
 			return []string{v.style.green("✓") + " " + safeLine(p.Message)}
 		}
@@ -213,27 +207,26 @@ const maxRefusals = 3
 
 // addCall adds a record of a call, which the record has changed.
 func (v *view) addCall(r record.Record, c *trace.Call) []string {
-	switch r.Kind {
-	case record.KindToolCalled:
+	switch p := record.DecodePayload(r).(type) {
+	case record.ToolCalled:
 		v.running = append(v.running, &call{id: c.ID, what: v.callText(c), since: r.Time})
-	case record.KindNetworkDenied:
-		p := record.PayloadOf[record.NetworkDenied](r)
+	case record.NetworkDenied:
 		if p.Way != "" && len(c.Denied) <= maxRefusals { // a refused fetch is a failed call
 			return []string{v.style.yellow("! " + safeLine(v.deniedText(p)))}
 		}
-	case record.KindNetworkClosed:
-		return v.adviseOnce(record.PayloadOf[record.NetworkClosed](r).Warning())
-	case record.KindToolCompleted:
-		name, _ := record.PayloadOf[record.ToolCompleted](r).Metadata[shell.PresetKey].(string)
+	case record.NetworkClosed:
+		return v.adviseOnce(p.Warning())
+	case record.ToolCompleted:
+		name, _ := p.Metadata[shell.PresetKey].(string)
 		return append(v.addCompleted(c), v.adviseOnce(PresetAdvice(name))...)
-	case record.KindToolFailed:
+	case record.ToolFailed:
 		ended := v.endCall(c)
 		head := v.endedLine(v.style.red("✗"), ended.what, v.style.red(failedText(c)))
 		return append([]string{head}, v.tailOf(ended, tailLines)...)
-	case record.KindToolInputInvalid:
+	case record.ToolInputInvalid:
 		ended := v.endCall(c)
 		return []string{v.endedLine(v.style.red("✗"), ended.what, safeLine("invalid input: "+strings.ReplaceAll(c.Error, "\n", "; ")))}
-	case record.KindConfirmationResolved:
+	case record.ConfirmationResolved:
 		return v.addResolved(c)
 	}
 	return nil
