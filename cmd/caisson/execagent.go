@@ -199,7 +199,7 @@ func (r *agentRun) commands(run agents.Run) ([]runner.UserCommand, error) {
 
 // gitIdentity returns variables that make commits in the sandbox the user's: the name and
 // address that git has on this machine outside any repository. What it would guess from
-// the machine's name is left out.
+// the machine's name is left out, and so are variables that the configuration sets.
 func (s *sessionBuilder) gitIdentity(ctx context.Context) []string {
 	var env, out []string
 	for _, name := range []string{"PATH", "HOME", "XDG_CONFIG_HOME", "GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL"} {
@@ -220,7 +220,11 @@ func (s *sessionBuilder) gitIdentity(ctx context.Context) []string {
 			out = append(out, who+"NAME="+name, who+"EMAIL="+email)
 		}
 	}
-	return out
+	return slices.DeleteFunc(out, func(v string) bool {
+		name, _, _ := strings.Cut(v, "=")
+		_, configured := s.conf.Env[name]
+		return configured
+	})
 }
 
 // missingAgent adds the exit status to an error for an agent that can't be used.
