@@ -41,10 +41,8 @@ type NetworkClosed struct {
 	// Sent and Received are bytes to and from the host.
 	Sent     int64 `json:"sent"`
 	Received int64 `json:"received"`
-	// Requests counts the HTTP requests that Caisson read. Cached counts the
-	// ones that the cache answered.
+	// Requests counts the HTTP requests that Caisson read.
 	Requests int64  `json:"requests,omitempty"`
-	Cached   int64  `json:"cached,omitempty"`
 	WallMS   int64  `json:"wall_ms"`
 	Ending   string `json:"ending"` // done, program, host, idle, policy, cancelled, or the reason of a refusal
 }
@@ -117,8 +115,10 @@ type NetworkTotals struct {
 	Denied      int64 `json:"denied"`
 	Sent        int64 `json:"sent"`
 	Received    int64 `json:"received"`
-	Requests    int64 `json:"requests,omitempty"`
-	Cached      int64 `json:"cached,omitempty"`
+	// Requests counts the HTTP requests that Caisson read. Cached counts the ones of them
+	// that its cache answered, without a connection.
+	Requests int64 `json:"requests,omitempty"`
+	Cached   int64 `json:"cached,omitempty"`
 	// Unrecorded counts connections and refusals beyond [MaxNetworkRecords].
 	Unrecorded int64 `json:"unrecorded,omitempty"`
 	// RequestsSHA256 is the hash of [RequestsFile], absent without one.

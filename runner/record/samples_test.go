@@ -130,7 +130,7 @@ func samples() []Payload {
 		NetworkOpened{CallID: "tu_1", Server: "github", Conn: 3, Command: 2, Way: "connect", Host: "proxy.golang.org:443", Rule: "tls://proxy.golang.org", By: "rule"},
 		NetworkClosed{
 			CallID: "tu_1", Server: "github", Conn: 3, Host: "proxy.golang.org:443", Addr: "142.250.1.1", SNI: "proxy.golang.org", Sent: 812, Received: 40211,
-			Requests: 2, Cached: 1, WallMS: 310, Ending: "done",
+			Requests: 2, WallMS: 310, Ending: "done",
 		},
 		ToolCompleted{
 			CallID: "tu_1", Name: "shell", OutputBytes: 40, Truncated: true, LatencyMS: 9, FilesModified: []string{},

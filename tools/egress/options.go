@@ -255,8 +255,7 @@ type Closed struct {
 	// Sent and Received are bytes to and from the host.
 	Sent, Received int64
 	// Requests is the number of HTTP requests sent, or 0 if they can't be seen.
-	// Cached counts the requests answered without the host.
-	Requests, Cached int
+	Requests int
 	// Ending is one of the endings, or a reason of package rule.
 	Ending string
 	// Duration is the time since Opened.

@@ -384,7 +384,6 @@ func (n *Network) recordClosed(server string, c egress.Closed) {
 	n.totals.Sent += c.Sent
 	n.totals.Received += c.Received
 	n.totals.Requests += int64(c.Requests)
-	n.totals.Cached += int64(c.Cached)
 	call, recorded := n.calls[c.ID]
 	delete(n.calls, c.ID)
 	n.mu.Unlock()
@@ -393,7 +392,7 @@ func (n *Network) recordClosed(server string, c egress.Closed) {
 	}
 	p := record.NetworkClosed{
 		CallID: call, Server: server, Conn: c.ID, Host: hostOf(c.Host, c.Port), SNI: c.SNI, Sent: c.Sent, Received: c.Received,
-		Requests: int64(c.Requests), Cached: int64(c.Cached), WallMS: c.Duration.Milliseconds(), Ending: c.Ending,
+		Requests: int64(c.Requests), WallMS: c.Duration.Milliseconds(), Ending: c.Ending,
 	}
 	if c.Addr.IsValid() {
 		p.Addr = c.Addr.String()

@@ -304,7 +304,7 @@ func TestRequestsAreBounded(t *testing.T) {
 	o := Options{Dir: t.TempDir()}
 	n := &Network{requests: newRequestLog(o)}
 	url := "http://a.test/" + strings.Repeat("x", 8<<10)
-	for _, r := range []egress.Requested{{Method: "GET", URL: url[:100]}, {Method: strings.Repeat("M", 60<<10), URL: url}} {
+	for _, r := range []egress.Requested{{Method: "GET", URL: url[:100]}, {Method: strings.Repeat("M", 60<<10), URL: url, Cached: true}} {
 		if err := n.logRequest("", r); err != nil {
 			t.Fatal(err)
 		}
@@ -315,5 +315,8 @@ func TestRequestsAreBounded(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(o.Dir, record.RequestsFile))
 	if err != nil || !strings.Contains(string(text), url[:100]+`"`) || len(text) > 2*(maxURLBytes+256) {
 		t.Errorf("two lines have %d bytes: %v", len(text), err)
+	}
+	if n.totals.Requests != 1 || n.totals.Cached != 1 {
+		t.Errorf("totals of a request that the cache answered: %+v", n.totals)
 	}
 }

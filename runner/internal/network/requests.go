@@ -47,6 +47,12 @@ func newRequestLog(o Options) *linelog.Log {
 }
 
 func (n *Network) logRequest(server string, r egress.Requested) error {
+	if r.Cached { // no connection counts it
+		n.mu.Lock()
+		n.totals.Requests++
+		n.totals.Cached++
+		n.mu.Unlock()
+	}
 	text, err := json.Marshal(requestLine{r.ID, server, r.Command, clipText(r.Method, 32), clipText(r.URL, maxURLBytes), r.Status, r.Received, r.SHA256, r.Complete, r.Cached})
 	if err != nil {
 		return err
