@@ -157,7 +157,7 @@ var denials = []struct{ from, to string }{
 var soleImporters = map[string][]string{
 	"github.com/BurntSushi/toml":             {"runner/batch/task", "cmd/caisson/internal/mcpclients"},
 	"github.com/charmbracelet/ultraviolet":   {"cmd/caisson/internal/chat", "runner/trace"},
-	"github.com/charmbracelet/x/vt":          {"runner/internal/livesandbox", "runner/trace"},
+	"github.com/charmbracelet/x/vt":          {"runner/internal/emulator"},
 	"github.com/coder/websocket":             {"runner/server"},
 	"github.com/moby/term":                   {"cmd/caisson"},
 	"github.com/yuin/goldmark":               {"runner/prose"},

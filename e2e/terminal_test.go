@@ -228,7 +228,7 @@ func TestDetachAndAttach(t *testing.T) {
 	c.waitFor(t, "\n41 111\r\n")
 	c.wantEnd(t, 6)
 	c = m.typeInto(t, "sandbox", "attach", session)
-	c.waitFor(t, "no such command runs")
+	c.waitFor(t, "can be attached to is running")
 	c.wantEnd(t, 125)
 
 	c = start()

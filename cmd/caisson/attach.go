@@ -15,7 +15,7 @@ const attachLong = `Go back to a command of caisson sandbox exec -it --detach-ke
 
 You see the last 64 KiB of its output, and the program draws its screen again. A client that had the
 terminal before is detached. The detach keys leave the command running, and so do SIGTERM and a closed
-window. Everything else that you type goes to it.
+window; after the keys, the exit status is 0. Everything else that you type goes to it.
 
 COMMAND is the beginning of the command's id (exe_…), which is needed only if there are several.
 `
@@ -32,6 +32,9 @@ func newSandboxAttachCommand(a *app) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 || len(args) > 2 {
 				return ownFailure(newUsageError("caisson sandbox attach needs a session, and at most one command of it"))
+			}
+			if f.DetachKeys == "" {
+				return ownFailure(newUsageError("--detach-keys is empty; leave it out for ctrl-p,ctrl-q"))
 			}
 			command := append(args, "")[1]
 			t := execFlags{TTY: true, Stdin: true}

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net/http"
 	"reflect"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -71,7 +70,7 @@ type terminalsAPI struct {
 func (a *terminalsAPI) addOperations(o operations) {
 	op := o.newOperation(http.MethodGet, terminalRoute, "terminal", "Run a command on a terminal, by WebSocket",
 		`A WebSocket. The client's first message is a text, NewTerminal. The answer is a text, TerminalEvent, with "started"; then binary messages are the terminal's output, and those of the client are what is typed. The client sends a text, TerminalSize, when the size changes. The last message is a text, TerminalEvent, with "exit", or with "error". Messages of the client have at most 64 KiB, the first at most 1 MiB. The server pings every 15 seconds; a client that does not answer within that time, or reads nothing for 10 seconds, is disconnected.
-Without Idempotency-Key, the command is cancelled if the connection is lost. With one it goes on, and the same first message with the same key (the size may differ) goes back to it as long as the sandbox is live: with the end of its output, and from a client that still has the terminal, which gets the error taken.`,
+Without Idempotency-Key, the command is cancelled if the connection is lost. With one it goes on. Send the same first message with the same key to go back to it, as long as the sandbox is live; the size may differ. You get the last output. A client that still has the terminal gets the error taken.`,
 		http.StatusSwitchingProtocols, 400, 404, 409, 410, 426, 429)
 	op.Responses["101"] = &huma.Response{Description: "The WebSocket"}
 	a.registry = o.api.OpenAPI().Components.Schemas
@@ -334,7 +333,7 @@ func (t *terminalConn) close(last TerminalEvent) {
 	code, reason := websocket.StatusNormalClosure, ""
 	if last.Error != nil {
 		code, reason = websocket.StatusPolicyViolation, last.Error.Code
-		if slices.Contains([]int{http.StatusInternalServerError, http.StatusServiceUnavailable}, last.Error.Status) {
+		if last.Error.Status >= http.StatusInternalServerError {
 			code = websocket.StatusInternalError
 		}
 	}

@@ -18,8 +18,8 @@ import (
 	"time"
 
 	uv "github.com/charmbracelet/ultraviolet"
-	"github.com/charmbracelet/x/vt"
 
+	"github.com/caisson-run/caisson/runner/internal/emulator"
 	"github.com/caisson-run/caisson/runner/record"
 )
 
@@ -36,10 +36,9 @@ const (
 	// are foreign text.
 	filmTime  = 10 * time.Second
 	filmsTime = 30 * time.Second
-	// maxCast bounds a recording, castLine a line of it, castPiece what the emulator gets at once.
-	maxCast   = 16 << 20
-	castLine  = 4 << 20
-	castPiece = 1 << 10
+	// maxCast bounds a recording, castLine a line of it.
+	maxCast  = 16 << 20
+	castLine = 4 << 20
 )
 
 // Film is what a terminal showed, as screens in order.
@@ -81,8 +80,14 @@ func readFilm(s Session, step Step) *Film {
 	return film
 }
 
-// render reads the recording twice: its length decides how far apart the screens are.
-func (f *Film) render(file io.ReadSeeker, r *record.Recording) error {
+// render reads the recording twice: its length decides how far apart the screens are. The emulator
+// is foreign code that gets foreign text: if it panics, the recording can't be shown.
+func (f *Film) render(file io.ReadSeeker, r *record.Recording) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("the recording can't be shown: %v", v)
+		}
+	}()
 	sum := sha256.New()
 	length := time.Duration(0)
 	if r.Bytes > maxCast {
@@ -101,7 +106,6 @@ func (f *Film) render(file io.ReadSeeker, r *record.Recording) error {
 		return err
 	}
 	p := &projector{film: f, length: length, screens: maxScreens, ends: time.Now().Add(filmTime)}
-	defer p.close()
 	if err := readCast(io.LimitReader(file, maxCast), p.begin, p.show); err != nil {
 		return err
 	}
@@ -148,33 +152,12 @@ type projector struct {
 	bytes   int
 	piece   int
 
-	emulator *vt.Emulator
-	drained  chan struct{}
+	emulator *emulator.Emulator
 }
 
 func (p *projector) begin(columns, rows int) {
 	columns, rows = p.fit(columns, rows)
-	p.emulator = vt.NewEmulator(columns, rows)
-	p.emulator.SetScrollbackSize(1)
-	p.drained = make(chan struct{})
-	go func() { // its answers to programs, which would block it
-		defer close(p.drained)
-		_, _ = io.Copy(io.Discard, p.emulator)
-	}()
-}
-
-func (p *projector) close() {
-	if c, ok := p.emulatorInput().(io.Closer); ok {
-		_ = c.Close() // a pipe
-		<-p.drained
-	}
-}
-
-func (p *projector) emulatorInput() any {
-	if p.emulator == nil {
-		return nil
-	}
-	return p.emulator.InputPipe()
+	p.emulator = emulator.New(columns, rows)
 }
 
 // fit bounds a size and remembers the largest height.
@@ -184,31 +167,18 @@ func (p *projector) fit(columns, rows int) (_, _ int) {
 	return columns, rows
 }
 
-// show plays an event. Before the first one in a new piece of time it takes a screen. The emulator
-// is foreign code that gets foreign text: if it panics, the recording can't be shown.
-func (p *projector) show(e castEvent) (err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			err = fmt.Errorf("the recording can't be shown: %v", v)
-		}
-	}()
+// show plays an event. Before the first one in a new piece of time it takes a screen.
+func (p *projector) show(e castEvent) error {
+	if time.Now().After(p.ends) {
+		return errors.New("the recording takes too long to show")
+	}
 	if piece := p.pieceOf(e.time); piece > p.piece {
 		p.takeScreen()
 		p.piece = p.pieceOf(e.time) // takeScreen may have changed their number
 	}
 	switch e.kind {
 	case "o":
-		for rest := e.text; rest != ""; {
-			n := min(len(rest), castPiece)
-			if i := strings.IndexByte(rest[min(n, castPiece/8):n], '\x1b'); i >= 0 {
-				n = castPiece/8 + i // sequences can be much work
-			}
-			_, _ = p.emulator.WriteString(rest[:n]) // fails only after Close
-			rest = rest[n:]
-			if time.Now().After(p.ends) {
-				return errors.New("the recording takes too long to show")
-			}
-		}
+		return emulator.Play(p.emulator, e.text, p.ends)
 	case "r":
 		var columns, rows int
 		if _, err := fmt.Sscanf(e.text, "%dx%d", &columns, &rows); err == nil {

@@ -21,11 +21,15 @@ const maxTypedLine = 1 << 10
 // never covered by an answer or a rule for one command.
 func TypedCommands(before, text string) []string {
 	script := before + text
+	// ": &" is never plain, so no auto rule and no answer for good covers the call.
 	commands := []string{": &", script}
 	if before != "" {
+		i := len(before)
+		for i > 0 && isWordByte(before[i-1]) {
+			i--
+		}
 		// A program may have read a part of before.
-		word := before[strings.LastIndexFunc(before, func(r rune) bool { return !isWordByte(byte(r)) })+1:]
-		commands = append(commands, text, word+text)
+		commands = append(commands, text, before[i:]+text)
 	}
 	if slices.ContainsFunc(commands, changesInput) {
 		commands = append(commands, AnyCommand)
@@ -80,7 +84,8 @@ func changesInput(text string) bool {
 func typedParts(text string) (parts []string) {
 	for line := range strings.SplitSeq(strings.ReplaceAll(text, "\\\n", ""), "\n") {
 		line = strings.TrimLeft(line, " ")
-		first := len(line) - len(strings.TrimLeftFunc(line, func(r rune) bool { return r != ' ' }))
+		word, _, _ := strings.Cut(line, " ")
+		first := len(word)
 		for i := range line {
 			if line[i] != ' ' && (i < first || !isWordByte(line[i-1])) {
 				parts = append(parts, line[i:])

@@ -99,7 +99,7 @@ func (t *inputTool) Definition() tools.Definition {
     "handle": {"type": "string", "minLength": 1, "maxLength": 200, "description": "The handle from the result of the shell call."},
     "text": {"type": "string", "description": "Text to type; \n is the enter key."},
     "keys": {"type": "array", "items": {"type": "string"}, "maxItems": 100, "description": "Keys instead of text: enter, tab, escape, backspace, delete, up, down, left, right, home, end, page-up, page-down, ctrl-a to ctrl-z, ctrl-\\."},
-    "wait_ms": {"type": "integer", "minimum": 0, "maximum": 60000, "description": "How long to wait for output at most; 2000 when left out."},
+    "wait_ms": {"type": "integer", "minimum": 0, "maximum": 60000, "description": "The longest wait for output; 2000 by default."},
     "screen": {"type": "boolean", "description": "Return the whole screen instead of what is new."}
   },
   "required": ["handle"],
@@ -269,8 +269,8 @@ func (s Shown) format(handle string) string {
 	return b.String()
 }
 
-// plainOutput returns a terminal's output as text: without escape sequences, and
-// with what was written over on each line.
+// plainOutput returns what a terminal's output leaves on each line: without escape
+// sequences, and with overwritten text replaced.
 func plainOutput(output []byte) string {
 	lines := strings.Split(ansi.Strip(string(output)), "\n")
 	for i, line := range lines {

@@ -81,7 +81,7 @@ func (s *Server) findDetachable(id string) (*detachable, *Failure) {
 		return s.detachable[found[0]], nil
 	case 0:
 		return nil, &Failure{
-			Kind: "command", Cause: "no such command runs that can be attached to", Hint: "The session's records tell how an ended one ended.",
+			Kind: "command", Cause: "no command with this id that can be attached to is running", Hint: "caisson trace show tells how ended ones ended.",
 		}
 	}
 	var lines strings.Builder

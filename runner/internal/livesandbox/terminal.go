@@ -3,15 +3,13 @@ package livesandbox
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
 	"sync"
 	"time"
 
-	"github.com/charmbracelet/x/vt"
-
+	"github.com/caisson-run/caisson/runner/internal/emulator"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/shell"
@@ -22,7 +20,7 @@ const (
 	recentBytes = 256 << 10
 	// typedInputs is how many inputs may wait until the program reads.
 	typedInputs = 16
-	// drawTime bounds the drawing of a screen: short sequences can cost much.
+	// drawTime bounds the drawing of a screen.
 	drawTime = time.Second
 )
 
@@ -199,20 +197,11 @@ func (t *terminal) draw(s *shell.Shown) (err error) {
 		}
 	}()
 	t.mu.Lock()
-	output := bytes.Clone(t.recent)
+	output := string(t.recent)
 	t.mu.Unlock()
-	e := vt.NewEmulator(int(t.size.Columns), int(t.size.Rows))
-	e.SetScrollbackSize(1)
-	if answers, ok := e.InputPipe().(io.Closer); ok { // nobody reads what it answers to the program's queries
-		_ = answers.Close()
-	}
-	for began := time.Now(); len(output) > 0; {
-		if time.Since(began) > drawTime {
-			return errors.New("the program's output takes too long to draw")
-		}
-		n := min(len(output), 256)
-		_, _ = e.Write(output[:n]) // it fails only once it is closed
-		output = output[n:]
+	e := emulator.New(int(t.size.Columns), int(t.size.Rows))
+	if err := emulator.Play(e, output, time.Now().Add(drawTime)); err != nil {
+		return err
 	}
 	at := e.CursorPosition()
 	s.Screen, s.Row, s.Column = strings.TrimRight(e.String(), " \n"), at.Y+1, at.X+1

@@ -1,4 +1,4 @@
-// Package terminal stands between a command on a terminal and the clients that come and go.
+// Package terminal connects a command's terminal with clients that come and go, one at a time.
 package terminal
 
 import (
@@ -66,14 +66,10 @@ func (t *Terminal) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for rest := p; len(rest) > 0; {
-		room := ringBytes
-		for ; t.client != nil && !t.hurried; t.changed.Wait() {
-			if room = ringBytes - int(t.total-t.client.at); room > 0 {
-				break
-			}
-			room = ringBytes
+		for t.room() <= 0 {
+			t.changed.Wait()
 		}
-		n := min(len(rest), room)
+		n := min(len(rest), t.room())
 		t.ring = append(t.ring, rest[:n]...)
 		if over := len(t.ring) - ringBytes; over > ringBytes {
 			t.ring = slices.Delete(t.ring, 0, over)
@@ -83,6 +79,14 @@ func (t *Terminal) Write(p []byte) (int, error) {
 		t.changed.Broadcast()
 	}
 	return len(p), nil
+}
+
+// room returns how much the command may write before its client reads.
+func (t *Terminal) room() int {
+	if t.client == nil || t.hurried {
+		return ringBytes
+	}
+	return ringBytes - int(t.total-t.client.at)
 }
 
 // Read waits for input. It returns [io.EOF] once the command has ended.
@@ -108,8 +112,7 @@ func (t *Terminal) Total() int64 {
 	return t.total
 }
 
-// Hurry lets the command's output wait for no client any more. Call it when the command is
-// cancelled.
+// Hurry stops output from waiting for a slow client. Call it when the command is cancelled.
 func (t *Terminal) Hurry() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
