@@ -202,7 +202,7 @@ func TestDetachAndAttach(t *testing.T) {
 		"another": func(c *typed) {
 			other := attach()
 			c.waitFor(t, "another client has the terminal now")
-			c.wantEnd(t, 0)
+			c.wantEnd(t, 125)
 			_, _ = other.program.Process.Kill(), other.program.Wait()
 		},
 	} {

@@ -41,10 +41,14 @@ type modelBridge struct {
 	// saidBytes is the size of the recorded messages.
 	saidBytes int
 
-	mu     sync.Mutex
-	totals record.BridgeTotals
-	used   limits.Usage
-	state  BridgeState
+	mu sync.Mutex
+	// unwritten counts the calls whose bodies and messages are not recorded yet. written is
+	// told of each that is.
+	unwritten int
+	written   *sync.Cond // of mu
+	totals    record.BridgeTotals
+	used      limits.Usage
+	state     BridgeState
 	// unused counts the requests that used no tokens: refused, failed, or to count tokens.
 	unused int
 	// over ends limitGrace after state.Limit is set, with that limit as its cause.
@@ -60,6 +64,7 @@ func (s *Session) newModelBridge() (*modelBridge, error) {
 		return nil, nil
 	}
 	b := &modelBridge{events: s.events, log: s.log, bodies: newBodyLog(s.dir, s.opts.Secrets)}
+	b.written = sync.NewCond(&b.mu)
 	b.over, b.end = context.WithCancelCause(context.Background())
 	var next loop.Ledger
 	if s.opts.Ledger != nil {
@@ -96,6 +101,9 @@ func (b *modelBridge) recordCall(c bridge.Call) {
 	if !recorded {
 		return
 	}
+	b.mu.Lock()
+	b.unwritten++
+	b.mu.Unlock()
 	p := record.BridgeModelCall{
 		Call: number, Command: c.Command, Protocol: string(c.Protocol), Endpoint: c.Endpoint, Asked: clip(c.Asked),
 		Estimated: c.Estimated, Withheld: c.Withheld[:min(len(c.Withheld), record.MaxListed)], Sent: int64(len(c.Request)), Received: int64(len(c.Answer)),
@@ -113,7 +121,7 @@ func (b *modelBridge) recordCall(c bridge.Call) {
 	b.logFailure(b.events.recordBelow("", p, false))
 	b.writing.Lock()
 	go func() {
-		defer b.writing.Unlock()
+		defer b.endWriting()
 		defer func() {
 			if cause := recover(); cause != nil {
 				b.log.Error("record a request to a model", zap.Any("panic", cause), zap.Stack("stack"))
@@ -131,8 +139,19 @@ func (b *modelBridge) settle() {
 	if b == nil {
 		return
 	}
-	b.writing.Lock()
-	defer b.writing.Unlock()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for b.unwritten > 0 {
+		b.written.Wait()
+	}
+}
+
+func (b *modelBridge) endWriting() {
+	b.writing.Unlock()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.unwritten--
+	b.written.Broadcast()
 }
 
 // maxSaidBytes bounds the recorded messages of a session.

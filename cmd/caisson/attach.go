@@ -15,7 +15,7 @@ const attachLong = `Go back to a command of caisson sandbox exec -it --detach-ke
 
 You see the last 64 KiB of its output, and the program draws its screen again. A client that had the
 terminal before is detached. The detach keys leave the command running, and so do SIGTERM and a closed
-window; after the keys, the exit status is 0. Everything else that you type goes to it.
+window. Everything else that you type goes to it. After the keys, the exit status is 0.
 
 COMMAND is the beginning of the command's id (exe_…), which is needed only if there are several.
 `
@@ -75,11 +75,13 @@ func (r detachingReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// reportDetached says that the command goes on without this program.
-func reportDetached(ctx context.Context, a *app, session string) {
-	cause := "another client has the terminal now"
-	if ctx.Err() != nil {
-		cause = "detached; the command goes on"
+// reportDetached says that the command goes on without this program. Only a user who left it
+// gets no error.
+func reportDetached(ctx context.Context, a *app, session string) error {
+	back := "caisson sandbox attach " + session + " goes back to it."
+	if ctx.Err() == nil {
+		return newFailure(exitOwn, nil, "another client has the terminal now", back)
 	}
-	a.printLines("caisson: " + cause + ". caisson sandbox attach " + session + " goes back to it.")
+	a.printLines("caisson: detached; the command goes on. " + back)
+	return interruption(ctx)
 }

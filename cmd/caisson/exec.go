@@ -511,8 +511,7 @@ func (f *execFlags) runInLive(ctx context.Context, a *app, id, detachKeys string
 		return cmp.Or(interruption(ctx), err)
 	}
 	if r.Detached {
-		reportDetached(ctx, a, session)
-		return interruption(ctx)
+		return reportDetached(ctx, a, session)
 	}
 	status, err := endOfCommand(ctx, a, r, "Its session was started with too little: see --memory there.")
 	return cmp.Or(err, exitWith(status))

@@ -130,8 +130,8 @@ func (t *localTerminal) close() {
 	}
 	t.closed = true
 	close(t.over)
-	if text := t.modes.reset(); text != "" {
-		_, _ = io.WriteString(t.app.stdout, text) // the terminal may be gone
+	if t.modes.escaped {
+		_, _ = io.WriteString(t.app.stdout, readable+t.modes.reset()) // the terminal may be gone
 	}
 	if t.raw {
 		t.app.keys.SetSingle(false)

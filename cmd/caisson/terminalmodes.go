@@ -15,12 +15,17 @@ type terminalModes struct {
 	pending []byte // an unfinished sequence, from its ESC on
 	changed []string
 	pushed  int // sets of flags on Kitty's stack of the keyboard
+	// escaped is set once there was a sequence.
+	escaped bool
 }
 
 // Sequences that undo a change.
 const (
 	plainKeypad, plainKeys, usualCursor = "\x1b>", "\x1b[>4m", "\x1b[0 q"
 	plainText                           = "\x1b[m"
+	// readable makes text readable after any sequence: it ends an unfinished one, and
+	// undoes colours, other characters, and a region that scrolls.
+	readable = "\x1b\\" + plainText + "\x1b(B\x0f\x1b7\x1b[r\x1b8"
 )
 
 // modeResets are the private modes (CSI ? MODE h and l) that programs on the whole
@@ -51,7 +56,7 @@ func (m *terminalModes) add(p []byte) {
 			if at < 0 {
 				return
 			}
-			p = p[at:]
+			p, m.escaped = p[at:], true
 		}
 		b := p[0]
 		p = p[1:]

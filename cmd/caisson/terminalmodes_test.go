@@ -30,7 +30,7 @@ func TestTerminalModes(t *testing.T) {
 			pieces.add([]byte{output[i]})
 		}
 		got, again := whole.reset(), whole.reset()
-		if got != want || again != "" || pieces.reset() != want {
+		if got != want || again != "" || pieces.reset() != want || whole.escaped != strings.Contains(output, "\x1b") {
 			t.Errorf("%q: %q, then %q, want %q", output, got, again, want)
 		}
 	}

@@ -145,7 +145,8 @@ func (f *fakeBackend) run(ctx context.Context, b *fakesandbox.Sandbox, cmd sandb
 }
 
 // runTerminal repeats each line that is typed and each size that the terminal gets. The line
-// "exit CODE" ends it, and "flood" writes until it is cancelled, for which it doesn't wait.
+// "exit CODE" ends it, "flood" writes until it is cancelled, for which it doesn't wait, and
+// after "deaf" it reads nothing.
 func runTerminal(ctx context.Context, b *fakesandbox.Sandbox, cmd sandbox.Command) sandbox.ExitStatus {
 	cancelled := sandbox.ExitStatus{Code: -1, Signal: 15, Cancelled: true}
 	fmt.Fprintf(cmd.Stdout, "on %dx%d\n", cmd.Terminal.Rows, cmd.Terminal.Columns)
@@ -171,6 +172,8 @@ func runTerminal(ctx context.Context, b *fakesandbox.Sandbox, cmd sandbox.Comman
 			case "exit":
 				code, _ := strconv.Atoi(rest)
 				return sandbox.ExitStatus{Code: code}
+			case "deaf":
+				<-ctx.Done()
 			case "flood":
 				for ctx.Err() == nil {
 					_, _ = cmd.Stdout.Write(make([]byte, 32<<10))

@@ -281,7 +281,8 @@ func (t *terminalConn) readMessages(ctx context.Context, client *terminal.Client
 }
 
 // ping notices that the client's connection is cut, and then closes it. While the
-// command reads no input, the client's answers aren't read either.
+// command reads no input, the client's answers aren't read either, and only a
+// connection to which nothing can be sent is cut.
 func (t *terminalConn) ping(ctx context.Context, client *terminal.Client) {
 	beat := time.NewTicker(t.api.pingTime)
 	defer beat.Stop()
@@ -294,9 +295,10 @@ func (t *terminalConn) ping(ctx context.Context, client *terminal.Client) {
 		limited, cancel := context.WithTimeoutCause(ctx, t.api.pingTime, errors.New("no answer to a ping"))
 		err := t.conn.Ping(limited)
 		cancel()
-		if err != nil && ctx.Err() == nil && !client.Blocked() {
+		if err != nil && ctx.Err() == nil && (!client.Blocked() || !errors.Is(err, context.DeadlineExceeded)) {
 			t.live.metrics.dropped.Inc()
 			_ = t.conn.CloseNow() // ends readMessages
+			client.Detach()       // and a write of it that waits for the command
 			return
 		}
 	}

@@ -426,6 +426,22 @@ func TestTerminalOfASlowReader(t *testing.T) {
 	}
 }
 
+// TestTerminalOfADeafCommand cuts the connection of a client whose input waits for the command.
+func TestTerminalOfADeafCommand(t *testing.T) {
+	w := newTestEnv(t, "  - text: Never asked.\n", func(o *Options) { o.pingTime = 200 * time.Millisecond })
+	s := w.startSandbox(`{}`)
+	c := w.startTerminal(s.ID)
+	c.waitFor("on ")
+	c.typeIn("deaf\n")
+	for range 4 {
+		c.typeIn(strings.Repeat("x\n", 30<<10))
+	}
+	_ = c.conn.CloseNow()
+	if end := w.endOf(s.ID, c.id); !end.Cancelled {
+		t.Errorf("ended with %+v", end.ExitStatus)
+	}
+}
+
 // TestTerminalsEndWithTheServer stops a server whose sandbox has a terminal.
 func TestTerminalsEndWithTheServer(t *testing.T) {
 	w := newTestEnv(t, "  - text: Never asked.\n")

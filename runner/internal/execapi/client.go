@@ -61,10 +61,13 @@ func Run(ctx context.Context, conn net.Conn, r Request, s Streams, abandon <-cha
 		go sendStdin(frames, s.Stdin, credit)
 	}
 	result, err := receiveResult(conn, s, credit)
-	if detachable && ctx.Err() != nil && err != nil {
+	switch {
+	case err == nil || !detachable:
+		return result, err
+	case ctx.Err() != nil:
 		return Result{Detached: true}, nil
 	}
-	return result, err
+	return result, fmt.Errorf("%w, or detached a client that read nothing; the command may go on", err)
 }
 
 // receiveResult writes the command's output to s until the result comes. Output without a stream,

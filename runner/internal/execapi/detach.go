@@ -81,7 +81,7 @@ func (s *Server) findDetachable(id string) (*detachable, *Failure) {
 		return s.detachable[found[0]], nil
 	case 0:
 		return nil, &Failure{
-			Kind: "command", Cause: "no command with this id that can be attached to is running", Hint: "caisson trace show tells how ended ones ended.",
+			Kind: "command", Cause: "no command with this id that can be attached to is running", Hint: "The session's records tell how ended ones ended.",
 		}
 	}
 	var lines strings.Builder
@@ -108,10 +108,12 @@ func (s *Server) servePeerOf(c *detachable, conn *net.UnixConn, in *wire.Reader,
 		var p []byte
 		if p, err = client.Next(); err == nil {
 			_, err = to.Write(p)
+			_ = conn.SetWriteDeadline(time.Time{}) // which would be over at the next write
 		}
 	}
 	client.Detach()
-	_ = conn.CloseRead() // ends readPeer
+	_ = conn.CloseRead()                                  // ends readPeer
+	_ = conn.SetWriteDeadline(time.Now().Add(resultTime)) // ends what stdin sends
 	peer.Wait()
 	if errors.Is(err, io.EOF) {
 		<-c.ended

@@ -113,7 +113,7 @@ func TestDetach(t *testing.T) {
 	if r := <-attach(t, dir, &ambiguous).result; r.Failure == nil || strings.Count(r.Failure.Cause, "\n  exe_") != 2 {
 		t.Errorf("of two commands: %+v", r.Failure)
 	}
-	if r := <-attach(t, dir, &none).result; r.Failure == nil || !strings.Contains(r.Failure.Cause, "no such command") {
+	if r := <-attach(t, dir, &none).result; r.Failure == nil || !strings.Contains(r.Failure.Cause, "no command with this id") {
 		t.Errorf("of no command: %+v", r.Failure)
 	}
 	second.say("exit 4")

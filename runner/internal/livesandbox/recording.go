@@ -79,11 +79,18 @@ func (r *Recording) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Resize records a new size.
+// Resize records a new size. Of several sizes between two outputs only the last is kept.
 func (r *Recording) Resize(size sandbox.TerminalSize) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.marks = append(r.marks, mark{end: r.in, time: time.Since(r.began), size: &size})
+	now := time.Since(r.began)
+	switch last := len(r.marks) - 1; {
+	case r.info.Truncated:
+	case last >= 0 && r.marks[last].size != nil: // nothing was shown since
+		r.marks[last].time, r.marks[last].size = now, &size
+	default:
+		r.marks = append(r.marks, mark{end: r.in, time: now, size: &size})
+	}
 }
 
 // Close ends the recording and describes its file.

@@ -128,3 +128,23 @@ func TestRecordingIsBounded(t *testing.T) {
 		t.Errorf("the recording is %+v with %d events", info, len(events))
 	}
 }
+
+// TestRecordingOfManySizes resizes a terminal that shows nothing.
+func TestRecordingOfManySizes(t *testing.T) {
+	x, dir := recordingExecutor(t)
+	r, err := x.StartRecording(sandbox.TerminalSize{}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = r.Write([]byte("before"))
+	for i := range 10_000 {
+		r.Resize(sandbox.TerminalSize{Rows: uint16(i), Columns: 9})
+	}
+	if len(r.marks) > 2 {
+		t.Errorf("%d marks are kept", len(r.marks))
+	}
+	_, events := readRecording(t, dir, r.Close())
+	if last := events[len(events)-1]; len(events) != 2 || last.kind != "r" || last.text != "9x9999" {
+		t.Errorf("events %+v", events)
+	}
+}
