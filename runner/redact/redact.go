@@ -316,6 +316,12 @@ func endsInCSI(text []byte) bool {
 	})
 }
 
+// endsInOpenCSI reports whether text ends in a control sequence without its final
+// byte.
+func endsInOpenCSI(text []byte) bool {
+	return bytes.HasSuffix(bytes.TrimRight(text, digits+":;<=>?"), []byte("\x1b["))
+}
+
 // LogWriter returns a writer to w that redacts each Write separately: for a log
 // in which each entry is one Write of one line of JSON.
 func (r *Redactor) LogWriter(w io.Writer) io.Writer { return logWriter{r, w} }

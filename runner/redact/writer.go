@@ -3,6 +3,7 @@ package redact
 import (
 	"bytes"
 	"io"
+	"slices"
 )
 
 // chunkBytes is how much of a stream is redacted at once. MaxKeyBytes is how
@@ -135,17 +136,41 @@ func (s *Writer) HoldBytes() int { return s.hold }
 // Flush writes what is held back, except what may be the beginning of a secret:
 // a key of a known shape, a part of a URL, a known value or a private key.
 func (s *Writer) Flush() error {
-	cut := len(s.buf)
-	for cut > 0 && holdsTogether(s.buf[cut-1]) && len(s.buf)-cut < s.hold {
-		cut--
-	}
+	cut := s.unfinishedKey()
 	for {
 		begin := pemCut(s.buf[:cut], cut)
 		from := max(begin-s.hold, 0)
 		begin = from + s.r.unfinishedAt(s.buf[from:begin])
 		if begin == cut {
+			if cut == len(s.buf)-1 && endsInOpenCSI(s.buf[:cut]) {
+				cut++ // this byte ends a control sequence, as a cursor movement before a pause
+			}
 			return s.writeFirst(cut)
 		}
 		cut = begin
 	}
+}
+
+// unfinishedKey returns the offset from which the rest of buf may be the beginning
+// of a key of a known shape, or a word with a part of an escape of a URL. If there
+// is none, it returns len(buf).
+func (s *Writer) unfinishedKey() int {
+	first := len(s.buf)
+	for first > 0 && holdsTogether(s.buf[first-1]) && len(s.buf)-first < s.hold {
+		first--
+	}
+	if bytes.IndexByte(s.buf[first:], '%') >= 0 {
+		return first
+	}
+	for i := first; i < len(s.buf); i++ {
+		rest := s.buf[i:]
+		if !slices.ContainsFunc(keyStarts[rest[0]], func(p []byte) bool { return bytes.HasPrefix(rest, p) || bytes.HasPrefix(p, rest) }) {
+			continue
+		}
+		behind := append(slices.Clone(s.before), s.buf[max(0, i-lookBehind):i]...)
+		if freeBefore(behind) || gluedKey(behind, rest) {
+			return i
+		}
+	}
+	return len(s.buf)
 }

@@ -173,3 +173,23 @@ func FuzzWriter(f *testing.F) {
 		}
 	})
 }
+
+// TestFlushHoldsBackOnlySecrets: what may be the beginning of a secret waits, but
+// no other word before a pause, and no end of a control sequence.
+func TestFlushHoldsBackOnlySecrets(t *testing.T) {
+	r := New([]Secret{{"KEY", "hunter2-pass"}})
+	for text, want := range map[string]string{
+		"press any key": "press any key", "$ git pus": "$ git pus", "task-list": "task-list", "\x1b[?25h": "\x1b[?25h", "\x1b[5;1A": "\x1b[5;1A",
+		"a hunter": "a ", "\x1b[mh": "\x1b[m", "x sk": "x ", "x sk-abc": "x ", "TOKEN_ghp_ab": "TOKEN_", "my-s": "my", "b AKIA0123": "b ", "x a%4": "x ", "x%68unt": "",
+		"\x1b[01;31m\x1b[Kgh": "\x1b[01;31m\x1b[K",
+	} {
+		var out bytes.Buffer
+		w := r.NewWriter(&out)
+		if _, err := w.Write([]byte(text)); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Flush(); err != nil || out.String() != want {
+			t.Errorf("%q: %q, %v", text, out.String(), err)
+		}
+	}
+}

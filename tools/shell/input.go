@@ -59,6 +59,9 @@ type Shown struct {
 	// bytes before it that are not kept.
 	New     []byte
 	LeftOut int64
+	// Redact removes secrets from New once it is plain text, in which escapes divide
+	// none. It may be nil.
+	Redact func([]byte) []byte
 	// Screen is the text on the screen, if it was asked for and could be drawn.
 	// The cursor is at Row and Column, which begin with 1.
 	Screen      string
@@ -265,7 +268,11 @@ func (s Shown) format(handle string) string {
 	if s.LeftOut > 0 {
 		fmt.Fprintf(&b, "%s left out, which %s has; ", limits.FormatCount(int(s.LeftOut), "byte"), OutputName)
 	}
-	fmt.Fprintf(&b, "%s new]\n%s", limits.FormatCount(len(s.New), "byte"), plainOutput(s.New))
+	plain := []byte(plainOutput(s.New))
+	if s.Redact != nil {
+		plain = s.Redact(plain)
+	}
+	fmt.Fprintf(&b, "%s new]\n%s", limits.FormatCount(len(s.New), "byte"), plain)
 	return b.String()
 }
 

@@ -1,6 +1,7 @@
 package shell
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -478,6 +479,23 @@ func TestShownText(t *testing.T) {
 	} {
 		if got := s.format("b"); got != want {
 			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+// TestShownSecretsWithEscapes: a secret that only the plain text has whole.
+func TestShownSecretsWithEscapes(t *testing.T) {
+	for name, output := range map[string]string{
+		"a colour":    "hun\x1b[1mter2-pass\x1b[0m\n",
+		"a backspace": "hunX\bter2-pass\n",
+		"a return":    "1234562-pass\rhunter\n",
+	} {
+		redact := func(text []byte) []byte { return bytes.ReplaceAll(text, []byte("hunter2-pass"), []byte("…")) }
+		for _, after := range []func([]byte) []byte{redact, nil} {
+			s := Shown{New: redact([]byte(output)), Redact: after}
+			if got := s.format("b"); strings.Contains(got, "hunter2-pass") != (after == nil) {
+				t.Errorf("%s, redacted %t: %q", name, after != nil, got)
+			}
 		}
 	}
 }

@@ -157,7 +157,7 @@ func (b *backgrounds) addCommand(call string, cancel context.CancelCauseFunc) (*
 
 // addTerminal connects the model's side of a command's terminal, and records it.
 func (b *backgrounds) addTerminal(j *background, start *sandbox.Command) {
-	j.terminal = newTerminal(start.Terminal.TerminalSize, j.done)
+	j.terminal = newTerminal(start.Terminal.TerminalSize, b.x.spill.redact, j.done)
 	start.Stdin = j.terminal
 	outputs := []io.Writer{start.Stdout, j.terminal}
 	recording, err := b.x.StartRecording(start.Terminal.TerminalSize, shell.TerminalKind)

@@ -85,8 +85,8 @@ func TestBackgroundLogHidesHalfKeys(t *testing.T) {
 func TestBackgroundLogShowsWhatIsNoSecret(t *testing.T) {
 	secrets := []redact.Secret{{Name: "KEY", Value: "correct horse!"}, {Name: "LONGER", Value: "my correct horn and more"}}
 	for text, want := range map[string]string{
-		"say correct horse!": "say [redacted:KEY]", "my correct ho": "", "my corrects?": "my corrects?", "ab": "", "a b": "a ",
-		strings.Repeat("k", redact.MaxKeyBytes+7): strings.Repeat("k", 7),
+		"say correct horse!": "say [redacted:KEY]", "my correct ho": "", "my corrects?": "my corrects?", "ab": "a", "a b": "a ", "any key": "any key", "x sk-abc": "x ",
+		strings.Repeat("k", redact.MaxKeyBytes+7): strings.Repeat("k", redact.MaxKeyBytes+7),
 		"-----BEGIN PRIVATE KEY-----\nor other words, with more of them behind, so that nothing of it waits\nfor an end ": "-----BEGIN PRIVATE KEY-----\nor other words, with more of them behind, so that nothing of it waits\nfor an end ",
 	} {
 		g := newLogOf(t, secrets...)

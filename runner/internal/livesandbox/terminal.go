@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/runner/internal/emulator"
+	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/shell"
@@ -33,14 +34,19 @@ type terminal struct {
 	shows chan struct{}
 	over  <-chan struct{}
 
-	mu          sync.Mutex
+	mu sync.Mutex
+	// safe writes the output without secrets to recent. A look flushes it: what may be
+	// the beginning of a secret waits for the rest.
+	safe        *redact.Writer
 	recent      []byte // at least the last recentBytes
 	total, seen int64
 	state       shell.Typed
 }
 
-func newTerminal(size sandbox.TerminalSize, over <-chan struct{}) *terminal {
-	return &terminal{size: size, typed: make(chan []byte, typedInputs), shows: make(chan struct{}, 1), over: over}
+func newTerminal(size sandbox.TerminalSize, r *redact.Redactor, over <-chan struct{}) *terminal {
+	t := &terminal{size: size, typed: make(chan []byte, typedInputs), shows: make(chan struct{}, 1), over: over}
+	t.safe = r.NewWriter(recentOutput{t})
+	return t
 }
 
 // Read returns what is typed, until the command is over.
@@ -60,11 +66,7 @@ func (t *terminal) Read(p []byte) (int, error) {
 // Write takes output. It never fails.
 func (t *terminal) Write(p []byte) (int, error) {
 	t.mu.Lock()
-	t.recent = append(t.recent, p...)
-	if len(t.recent) > 2*recentBytes {
-		t.recent = bytes.Clone(t.recent[len(t.recent)-recentBytes:])
-	}
-	t.total += int64(len(p))
+	_, _ = t.safe.Write(p) // recentOutput never fails
 	t.mu.Unlock()
 	select {
 	case t.shows <- struct{}{}:
@@ -73,10 +75,24 @@ func (t *terminal) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// recentOutput keeps a terminal's output. The caller holds its lock.
+type recentOutput struct{ t *terminal }
+
+func (o recentOutput) Write(p []byte) (int, error) {
+	t := o.t
+	t.recent = append(t.recent, p...)
+	if len(t.recent) > 2*recentBytes {
+		t.recent = bytes.Clone(t.recent[len(t.recent)-recentBytes:])
+	}
+	t.total += int64(len(p))
+	return len(p), nil
+}
+
 // cursorMode returns keys as the program has asked for cursor keys (DECCKM).
 func (t *terminal) cursorMode(keys []byte) []byte {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	_ = t.safe.Flush()
 	if bytes.LastIndex(t.recent, []byte("\x1b[?1h")) <= bytes.LastIndex(t.recent, []byte("\x1b[?1l")) {
 		return keys
 	}
@@ -111,14 +127,16 @@ func (t *terminal) waitQuiet(ctx context.Context, most time.Duration) {
 func (t *terminal) trim() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	_ = t.safe.Close()
 	t.recent = bytes.Clone(t.recent[max(0, len(t.recent)-captureBytes):])
 }
 
-// takeNew returns the output that takeNew has not returned before, and the number of bytes
-// before it that are lost.
+// takeNew returns the output that takeNew has not returned before, without secrets, and the
+// number of bytes before it that are lost.
 func (t *terminal) takeNew() (output []byte, lost int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	_ = t.safe.Flush()
 	n := min(t.total-t.seen, int64(len(t.recent)))
 	lost = t.total - t.seen - n
 	t.seen = t.total
@@ -179,7 +197,7 @@ func notTyped(reason, why string) error {
 func (b *backgrounds) show(j *background, screen bool) (s shell.Shown) {
 	s.State, s.Running = j.state()
 	s.New, s.LeftOut = j.terminal.takeNew()
-	s.New = b.x.spill.redact.Bytes(s.New)
+	s.Redact = b.x.spill.redact.Bytes
 	if screen {
 		if err := j.terminal.draw(&s); err != nil {
 			s.Undrawn = err.Error()
@@ -197,6 +215,7 @@ func (t *terminal) draw(s *shell.Shown) (err error) {
 		}
 	}()
 	t.mu.Lock()
+	_ = t.safe.Flush()
 	output := string(t.recent)
 	t.mu.Unlock()
 	e := emulator.New(int(t.size.Columns), int(t.size.Rows))

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
+	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/shell"
@@ -123,7 +124,7 @@ func TestTerminalThatDoesNotRead(t *testing.T) {
 
 // TestTerminalKeepsTheEnd of a flood, and says how much is lost.
 func TestTerminalKeepsTheEnd(t *testing.T) {
-	term := newTerminal(sandbox.TerminalSize{Rows: 24, Columns: 80}, nil)
+	term := newTerminal(sandbox.TerminalSize{Rows: 24, Columns: 80}, redact.New(nil), nil)
 	line := []byte(strings.Repeat("x", 99) + "\n")
 	for range 20_000 {
 		_, _ = term.Write(line)
@@ -137,8 +138,29 @@ func TestTerminalKeepsTheEnd(t *testing.T) {
 	}
 }
 
+// TestTerminalHidesSplitSecrets: a secret that the screen breaks, and one in two looks. The
+// control is a terminal that knows no secret.
+func TestTerminalHidesSplitSecrets(t *testing.T) {
+	for known, r := range map[bool]*redact.Redactor{true: redact.New([]redact.Secret{{Name: "KEY", Value: logKey}}), false: redact.New(nil)} {
+		term := newTerminal(sandbox.TerminalSize{Rows: 24, Columns: 80}, r, nil)
+		half, shown := len(logKey)/2, ""
+		for _, piece := range []string{strings.Repeat(".", 80-half) + logKey[:half], logKey[half:], "\r\nname? "} {
+			_, _ = term.Write([]byte(piece))
+			output, _ := term.takeNew()
+			shown += string(output)
+		}
+		var s shell.Shown
+		if err := term.draw(&s); err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(shown, logKey) == known || strings.Contains(strings.ReplaceAll(s.Screen, "\n", ""), logKey) == known || !strings.HasSuffix(shown, "name? ") {
+			t.Errorf("known %t: shown %q, screen %q", known, shown, s.Screen)
+		}
+	}
+}
+
 func TestCursorKeysFollowTheirMode(t *testing.T) {
-	term := newTerminal(sandbox.TerminalSize{}, nil)
+	term := newTerminal(sandbox.TerminalSize{}, redact.New(nil), nil)
 	for _, c := range []struct{ output, keys, want string }{
 		{"", "\x1b[A\x1b[5~a", "\x1b[A\x1b[5~a"}, {"\x1b[?1h", "\x1b[A\x1b[5~a", "\x1bOA\x1b[5~a"}, {"\x1b[?1l", "\x1b[H", "\x1b[H"}, {"\x1b[?1h", "\x1b[F", "\x1bOF"},
 	} {
@@ -159,14 +181,14 @@ func TestDrawScreen(t *testing.T) {
 		"wide characters":  {"日本é", "日本é"},
 		"invalid":          {"\x1b[999;999Ha\xff\x1b[\x1bP\x9c", ""},
 	} {
-		term := newTerminal(sandbox.TerminalSize{Rows: 24, Columns: 80}, nil)
+		term := newTerminal(sandbox.TerminalSize{Rows: 24, Columns: 80}, redact.New(nil), nil)
 		_, _ = term.Write([]byte(c.output))
 		var shown shell.Shown
 		if err := term.draw(&shown); err != nil || c.want != "" && shown.Screen != c.want {
 			t.Errorf("%s: %q, %v", name, shown.Screen, err)
 		}
 	}
-	term := newTerminal(sandbox.TerminalSize{Rows: 24, Columns: 80}, nil)
+	term := newTerminal(sandbox.TerminalSize{Rows: 24, Columns: 80}, redact.New(nil), nil)
 	_, _ = term.Write([]byte("a" + strings.Repeat("\x1b[65535b", 30_000)))
 	began := time.Now()
 	if err := term.draw(&shell.Shown{}); err == nil || time.Since(began) > 20*drawTime {
@@ -178,7 +200,7 @@ func TestDrawScreen(t *testing.T) {
 func FuzzDrawScreen(f *testing.F) {
 	f.Add([]byte("\x1b[?1049h\x1b[2J\x1b[H日本\x1b[5b\x1b[3;9r\x1b[L\x1b[M\x1bP$q\x1b\\\x1b]0;t\x07"), uint16(24), uint16(80))
 	f.Fuzz(func(t *testing.T, output []byte, rows, columns uint16) {
-		term := newTerminal(sandbox.TerminalSize{Rows: rows%100 + 1, Columns: columns%200 + 1}, nil)
+		term := newTerminal(sandbox.TerminalSize{Rows: rows%100 + 1, Columns: columns%200 + 1}, redact.New(nil), nil)
 		_, _ = term.Write(output)
 		var shown shell.Shown
 		if err := term.draw(&shown); err != nil && len(output) < 1<<10 {
