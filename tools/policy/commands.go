@@ -237,11 +237,12 @@ func decideCommand(rules []commandRule, command string, s situation) (decided co
 		}
 	}
 	if s.def.Typed {
-		for _, part := range typedParts(command) {
-			found, _ := restrictionsNamed(restricting(rules), part)
-			for _, r := range found {
-				consider(r)
-			}
+		found, complete := restrictionsNamed(restricting(rules), maxTypedSteps, typedParts(command)...)
+		if !complete {
+			found = restricting(rules)
+		}
+		for _, r := range found {
+			consider(r)
 		}
 	}
 	return decided, ok
@@ -258,7 +259,7 @@ func restrictionsIn(rules []commandRule, script string) []commandRule {
 	if all.searchScript(script, 0); all.computed {
 		return rules
 	}
-	found, complete := restrictionsNamed(rules, script)
+	found, complete := restrictionsNamed(rules, maxDangerousSteps, script)
 	if !complete {
 		return rules
 	}
@@ -269,10 +270,8 @@ func restrictionsIn(rules []commandRule, script string) []commandRule {
 // restricts.
 func (s situation) namesRestricted(rules []commandRule) bool {
 	return slices.ContainsFunc(s.commands, func(command string) bool {
-		return slices.ContainsFunc(typedParts(command), func(part string) bool {
-			found, _ := restrictionsNamed(restricting(rules), part)
-			return len(found) > 0 && command != AnyCommand
-		})
+		found, _ := restrictionsNamed(restricting(rules), maxTypedSteps, typedParts(command)...)
+		return len(found) > 0 && command != AnyCommand
 	})
 }
 
@@ -285,10 +284,10 @@ func restricting(rules []commandRule) (found []commandRule) {
 	return found
 }
 
-// restrictionsNamed returns the rules whose commands a script names, and whether it
-// was searched completely.
-func restrictionsNamed(rules []commandRule, script string) (found []commandRule, complete bool) {
-	s := dangerSearch{hidden: true, match: func(name string, args, _ []string) string {
+// restrictionsNamed returns the rules whose commands some scripts name, and whether
+// they were searched completely in a number of steps.
+func restrictionsNamed(rules []commandRule, most int, scripts ...string) (found []commandRule, complete bool) {
+	s := dangerSearch{most: most, hidden: true, match: func(name string, args, _ []string) string {
 		for _, r := range rules {
 			if r.matchesCommand(name, args) {
 				found = append(found, r)
@@ -296,7 +295,9 @@ func restrictionsNamed(rules []commandRule, script string) (found []commandRule,
 		}
 		return ""
 	}}
-	s.searchScript(script, 0)
+	for _, script := range scripts {
+		s.searchScript(script, 0)
+	}
 	return found, s.found == ""
 }
 

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"fmt"
 	"path"
 	"slices"
@@ -29,25 +30,35 @@ func dangerIn(patterns []dangerPattern, script string) string {
 	if len(script) > maxDangerousBytes {
 		return fmt.Sprintf("a command of more than %d bytes", maxDangerousBytes)
 	}
-	s := dangerSearch{match: func(name string, args, shown []string) string { return matchPatterns(patterns, name, args, shown) }}
+	s := newDangerSearch(patterns)
 	s.searchScript(script, 0)
 	return s.found
+}
+
+func newDangerSearch(patterns []dangerPattern) dangerSearch {
+	return dangerSearch{match: func(name string, args, shown []string) string {
+		return matchPatterns(patterns, name, args, shown)
+	}}
 }
 
 type dangerSearch struct {
 	// match returns how to show a command that matches, or "". A redirection is the
 	// command ">". shown are the arguments as people know them; nil means args.
 	match func(name string, args, shown []string) string
-	// hidden also searches what [hiddenScripts] finds.
+	// hidden also searches what [hiddenScripts] finds, and calls match for each
+	// assignment to a part of a variable: the command "=".
 	hidden bool
-	steps  int
-	found  string
+	// most bounds the steps; 0 means maxDangerousSteps.
+	most  int
+	steps int
+	found string
 }
 
 // countStep counts a searched command. It reports whether the search goes on.
 func (s *dangerSearch) countStep() bool {
-	if s.steps++; s.steps > maxDangerousSteps && s.found == "" {
-		s.found = fmt.Sprintf("a command in which more than %d could be meant", maxDangerousSteps)
+	most := cmp.Or(s.most, maxDangerousSteps)
+	if s.steps++; s.steps > most && s.found == "" {
+		s.found = fmt.Sprintf("a command in which more than %d could be meant", most)
 	}
 	return s.found == ""
 }
@@ -74,6 +85,10 @@ func (s *dangerSearch) searchScript(text string, depth int) {
 			}
 		}
 		switch n := n.(type) {
+		case *syntax.Assign:
+			if s.hidden && s.found == "" && n.Name != nil && (n.Index != nil || n.Array != nil) {
+				s.found = s.match("=", []string{n.Name.Value}, nil)
+			}
 		case *syntax.Redirect:
 			if n.Word != nil && strings.Contains(n.Op.String(), ">") {
 				s.found = s.match(">", []string{wordText(n.Word)}, nil)

@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	"mvdan.cc/sh/v3/syntax"
+
+	"github.com/caisson-run/caisson/tools"
 )
 
 // AnyCommand stands for commands that are not known, such as what keys make of a
@@ -14,6 +16,10 @@ const AnyCommand = `"$@"`
 // maxTypedLine bounds a typed line that is judged, and the unfinished text that is
 // judged with what follows it.
 const maxTypedLine = 1 << 10
+
+// maxTypedSteps bounds the commands and scripts searched in all parts of a typed
+// text.
+const maxTypedSteps = 5 * maxDangerousSteps
 
 // TypedCommands returns the [tools.Definition].Commands of a text that is typed
 // into a terminal after before, which is from [UnfinishedCommand]. They contain
@@ -59,10 +65,21 @@ func changesInput(text string) bool {
 			return true
 		}
 	}
-	s := dangerSearch{hidden: true, match: func(name string, args, _ []string) string {
+	if slices.ContainsFunc(typedLines(text), func(line string) bool { return len(line) > maxTypedLine }) {
+		return true
+	}
+	s := dangerSearch{most: maxTypedSteps, hidden: true, match: func(name string, args, _ []string) string {
 		switch name {
-		case "abbr", "alias", "bind", "bindkey", "compdef", "complete", "fc", "hash", "history", "stty", "zle":
+		case "abbr", "alias", "bind", "bindkey", "commandline", "compdef", "complete", "fc", "hash", "hist", "history", "stty", "vared", "zle":
 			return name
+		case "print": // of zsh
+			if slices.ContainsFunc(args, func(arg string) bool { return isCluster(arg) && strings.Contains(arg, "z") }) {
+				return name
+			}
+		case "=":
+			if slices.Contains([]string{"BASH_ALIASES", "BASH_CMDS", "aliases", "galiases", "saliases", "functions", "commands"}, args[0]) {
+				return args[0]
+			}
 		case "r": // of ksh and zsh: r pull=push
 			if strings.Contains(strings.Join(args, " "), "=") {
 				return name
@@ -72,23 +89,38 @@ func changesInput(text string) bool {
 	}}
 	for _, part := range typedParts(text) {
 		s.searchScript(part, 0)
-		s.steps = 0
 	}
 	return s.found != ""
 }
 
+// typedLines returns the lines of a text, with continued ones joined.
+func typedLines(text string) []string {
+	return strings.Split(strings.ReplaceAll(text, "\\\n", ""), "\n")
+}
+
+// withoutQuotes is for words in quotes that another program than a shell runs.
+var withoutQuotes = strings.NewReplacer("'", " ", `"`, " ", "`", " ")
+
 // typedParts returns the ends of each line of a typed text that may be a command:
 // from each word on, because programs have words for "run this", and from each
 // letter of the first word on, because a program may read single keys before a
-// shell reads the rest.
+// shell reads the rest. Each part is there with quotes and without them. Lines that
+// are any command have no parts.
 func typedParts(text string) (parts []string) {
-	for line := range strings.SplitSeq(strings.ReplaceAll(text, "\\\n", ""), "\n") {
+	for _, line := range typedLines(text) {
+		if len(line) > maxTypedLine {
+			continue
+		}
 		line = strings.TrimLeft(line, " ")
+		bare := withoutQuotes.Replace(line)
 		word, _, _ := strings.Cut(line, " ")
 		first := len(word)
 		for i := range line {
 			if line[i] != ' ' && (i < first || !isWordByte(line[i-1])) {
 				parts = append(parts, line[i:])
+				if bare[i] != ' ' && bare[i:] != line[i:] {
+					parts = append(parts, bare[i:])
+				}
 			}
 		}
 	}
@@ -102,12 +134,15 @@ func isWordByte(c byte) bool {
 // FindTyped is Find for a text that is typed into a terminal: each part of it may
 // be a command.
 func (m DangerMatcher) FindTyped(text string) string {
-	found := m.Find(text)
-	for _, part := range typedParts(text) {
-		if found == "" {
-			found = m.Find(part)
-		}
+	if found := m.Find(text); found != "" || m.IsEmpty() {
+		return found
 	}
+	s := newDangerSearch(m.patterns)
+	s.most = maxTypedSteps
+	for _, part := range typedParts(text) {
+		s.searchScript(part, 0)
+	}
+	found, _ := tools.Display(s.found)
 	return found
 }
 

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/caisson-run/caisson/tools"
 )
@@ -41,6 +42,10 @@ func TestTypedCommandsMayBeAny(t *testing.T) {
 		"ls\n": false, "make -j2 2>&1 | tail\n": false, "print *p\n": false, "[ -e x ] && echo {a..c}\n": false, "r args\n": false,
 		"a\tb": true, "\x1b[A": true, "é": true, "!!\n": true, "echo a!b": true, "^a^b\n": true, "x ^a": false, "ls\n^a^b": true, "a\x7fb": true,
 		"alias x=y\n": true, "sudo alias x=y\n": true, "al''ias x=y\n": true, "ali\\\nas x=y\n": true, "true; bind x\n": true, "$(stty erase x)\n": true, "r a=b\n": true,
+		"BASH_ALIASES[g]=touch\n": true, "BASH_CMDS[g]=x\n": true, "declare BASH_ALIASES[g]=touch\n": true, "eval 'aliases[g]=touch'\n": true, "galiases[g]=touch\n": true,
+		"saliases[g]=touch\n": true, "functions[g]=touch\n": true, "commands[g]=/bin/touch\n": true, "aliases=(g touch)\n": true, "commands=3\n": false, "words[1]=x\n": false,
+		"commandline touch x\n": true, "hist -s a=b\n": true, "vared x\n": true, "print -z touch x\n": true, "print -rz x\n": true, "print -r x\n": false,
+		strings.Repeat("x \\\n", 600): true, strings.Repeat("eval ", 180) + "\n": true, strings.Repeat(strings.Repeat("some ordinary words with names.of.files ", 25)+"\n", 4): false,
 		strings.Repeat("a", maxTypedLine): false, strings.Repeat("a", maxTypedLine+1): true,
 	} {
 		if got := slices.Contains(TypedCommands("", text), AnyCommand); got != want {
@@ -71,6 +76,11 @@ func TestTypedTextIsRestricted(t *testing.T) {
 		{"x r", "m a\n", true, false},
 		{"x qr", "m a\n", true, false},
 		{"echo '", "'; rm a\n", true, true},
+		{"", "system \"rm a\"\n", true, false},
+		{"", "os.execute 'rm a'\n", true, false},
+		{"", "os.system(\"rm a\")\n", true, true}, // no shell accepts it
+		{"", "system \"rmdir a\"\n", false, false},
+		{"", "x = `rm a`\n", true, true},
 	} {
 		def := tools.Definition{Class: tools.ClassExecute, Runs: tools.PlaceSandbox, Typed: true}
 		s := situation{def: def, commands: TypedCommands(c.before, c.text)}
@@ -80,6 +90,45 @@ func TestTypedTextIsRestricted(t *testing.T) {
 		s.def.Typed, s.commands = false, []string{c.text}
 		if got := p.decideSituation(s).Mode == ModeDeny; got != c.script {
 			t.Errorf("%q as a script: %t", c.text, got)
+		}
+	}
+}
+
+// TestTypedTextIsJudgedSoon: words that each may run the rest cost little, and are
+// restricted and dangerous if they are too many.
+func TestTypedTextIsJudgedSoon(t *testing.T) {
+	p := Policy{Classes: classModes(ModeAuto, ModeAuto), Commands: map[string]Mode{"git push *": ModePrompt}}
+	m, err := Policy{Dangerous: DangerousCommands()}.DangerMatcher("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	quoted := strings.Repeat("sudo ", 60) + "sh -c '" + strings.Repeat("a;", 300) + "'\n"
+	for _, text := range []string{strings.Repeat("eval ", 800), strings.Repeat(strings.Repeat("eval ", 180)+"\n", 4), strings.Repeat(quoted, 4)} {
+		began := time.Now()
+		s := situation{def: tools.Definition{Class: tools.ClassExecute, Runs: tools.PlaceSandbox, Typed: true}, commands: TypedCommands("x", text)}
+		if v := p.decideSituation(s); v.Mode != ModePrompt {
+			t.Errorf("%.20q: %+v", text, v)
+		}
+		if m.FindTyped(text) == "" && len(strings.TrimSpace(text)) > maxTypedLine && strings.Contains(text, "\n") {
+			t.Errorf("%.20q is not dangerous", text)
+		}
+		if took := time.Since(began); took > 2*time.Second {
+			t.Errorf("%.20q took %v", text, took)
+		}
+	}
+}
+
+// TestTypedDangerInQuotes: another program than a shell runs what is in quotes.
+func TestTypedDangerInQuotes(t *testing.T) {
+	m, err := Policy{Dangerous: DangerousCommands()}.DangerMatcher("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for text, want := range map[string]bool{
+		"os.execute \"rm -rf /\"\n": true, "os.system('git push -f')\n": true, "system(\"rm -rf /\")\n": true, "os.execute \"rm -rf build\"\n": false,
+	} {
+		if got := m.FindTyped(text); (got != "") != want || m.Find(text) != "" {
+			t.Errorf("%q: %q", text, got)
 		}
 	}
 }
