@@ -164,6 +164,10 @@ func (r *round) describeCall(p *pending) approval.Confirmation {
 	if slices.Contains(p.commands, policy.AnyCommand) {
 		c.Notices = append(c.Notices, "it may edit, complete or recall a command in the terminal, so the policy can't tell what it runs")
 	}
+	if before := policy.TypedBefore(p.commands); before != "" {
+		safe, hiddenBefore := tools.Display(before)
+		c.Notices, c.Hidden = append(c.Notices, "together with what was typed before: "+tools.Elide(safe, maxShownInput)), c.Hidden || hiddenBefore
+	}
 	for _, phrase := range p.confirm.shown.NotCovered {
 		safe, _ := tools.Display(utf8text.Clip(phrase, maxSummaryBytes))
 		c.Notices = append(c.Notices, "this answer does not cover the content of "+safe)

@@ -782,3 +782,23 @@ func TestExampleDenied(t *testing.T) {
 		t.Errorf("id %q, expires %v", shown.ID, shown.Expires)
 	}
 }
+
+// TestConfirmationShowsWhatWasTypedBefore: an answer covers what the input completes,
+// so a person sees it.
+func TestConfirmationShowsWhatWasTypedBefore(t *testing.T) {
+	for before, want := range map[string]string{"git \x1bpu": `together with what was typed before: git \x1bpu`, "": ""} {
+		def := testDefinition("typing", tools.ClassExecute)
+		def.Typed = true
+		def.Commands = func(raw json.RawMessage) []string { return policy.TypedCommands(before, commandOfText(raw)[0]) }
+		var asked approval.Confirmation
+		d := newDispatcher(t, &recorder{}, Options{Policy: preset(t, "strict"), Broker: brokerFunc(func(_ context.Context, c approval.Confirmation) (approval.Answer, error) {
+			asked = c
+			return approval.Answer{Decision: approval.DecisionDeny, Scope: approval.ScopeOnce}, nil
+		})}, fakeTool{def: def})
+		roundOK(t, d, call("a", "typing", `{"text":"sh\n"}`))
+		shown := slices.ContainsFunc(asked.Notices, func(n string) bool { return strings.HasPrefix(n, "together with") })
+		if shown != (before != "") || shown && !slices.Contains(asked.Notices, want) || shown && !asked.Hidden {
+			t.Errorf("after %q: hidden %t, %q", before, asked.Hidden, asked.Notices)
+		}
+	}
+}

@@ -43,6 +43,14 @@ func TypedCommands(before, text string) []string {
 	return commands
 }
 
+// TypedBefore returns the before of commands from TypedCommands.
+func TypedBefore(commands []string) string {
+	if len(commands) < 4 { // without before there are two, and perhaps AnyCommand
+		return ""
+	}
+	return strings.TrimSuffix(commands[1], commands[2])
+}
+
 // UnfinishedCommand returns the end of a typed text that a shell may continue with
 // what is typed next.
 func UnfinishedCommand(script string) string {

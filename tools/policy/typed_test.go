@@ -36,6 +36,19 @@ func TestUnfinishedCommand(t *testing.T) {
 	}
 }
 
+func TestTypedBefore(t *testing.T) {
+	for _, before := range []string{"", "git pu", "x"} {
+		for _, text := range []string{"sh\n", "alias x=y\n", "x"} {
+			if got := TypedBefore(TypedCommands(before, text)); got != before {
+				t.Errorf("%q before %q: %q", before, text, got)
+			}
+		}
+	}
+	if got := TypedBefore([]string{AnyCommand}); got != "" {
+		t.Errorf("%q", got)
+	}
+}
+
 // TestTypedCommandsMayBeAny: text that may run something else than it says.
 func TestTypedCommandsMayBeAny(t *testing.T) {
 	for text, want := range map[string]bool{

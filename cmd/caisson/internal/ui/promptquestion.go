@@ -163,7 +163,7 @@ func (q question) headLines() string {
 func (q question) sessionWords() string {
 	name := string(q.Name)
 	switch {
-	case q.Command == policy.AnyCommand:
+	case strings.HasSuffix(q.Command, policy.AnyCommand): // perhaps after a rule's own command
 		return "every input of " + name + " in this session that may run any command, such as keys, even one that your rules restrict"
 	case q.Command != "":
 		return "every command of " + name + " in this session that your rule " + q.Command + " asks about, and none that is called dangerous"

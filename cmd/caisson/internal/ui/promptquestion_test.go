@@ -548,3 +548,14 @@ func TestQuestionAboutAServersTool(t *testing.T) {
 		t.Errorf("an unchanged tool is shown as changed: %q", shown)
 	}
 }
+
+// TestSessionWordsOfAnyCommand: an answer about any command says so, also if the
+// input names a command of a rule.
+func TestSessionWordsOfAnyCommand(t *testing.T) {
+	for command, want := range map[string]bool{policy.AnyCommand: true, "git push * " + policy.AnyCommand: true, "git push *": false} {
+		q := question{Confirmation: approval.Confirmation{Command: command}}
+		if got := q.sessionWords(); strings.Contains(got, "may run any command") != want {
+			t.Errorf("%s: %q", command, got)
+		}
+	}
+}
