@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"go.uber.org/zap"
@@ -24,6 +25,7 @@ func TestBridgeRecordsAreBounded(t *testing.T) {
 	}
 	b := &modelBridge{events: newEventRecorder(rec, nil), log: zap.NewNop(), bodies: newBodyLog(dir, nil)}
 	b.over, b.end = context.WithCancelCause(t.Context())
+	b.written = sync.NewCond(&b.mu)
 	for range 3 * maxUnused {
 		b.recordCall(bridge.Call{Stage: bridge.Failed, Class: bridge.ClassRefused, Protocol: bridge.Anthropic, Message: "no"})
 	}

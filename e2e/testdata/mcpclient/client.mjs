@@ -37,6 +37,10 @@ await call('shell_output', { handle });
 await call('shell_kill', { handle });
 const killed = await count('12346');
 
+const terminal = (await call('shell', { command: 'cat', background: true, terminal: true })).match(/started on a terminal: (\S+)/)[1];
+await call('shell_input', { handle: terminal, text: 'typed\n' });
+await call('shell_kill', { handle: terminal });
+
 // One that is cancelled is gone too, and its output came while it ran.
 let progress = [];
 const abort = new AbortController();
