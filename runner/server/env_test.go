@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -111,6 +112,17 @@ func (w *testEnv) openStreams() (n int) {
 		w.t.Fatal(err)
 	}
 	return n
+}
+
+// awaitNoStreams waits until the server counts no stream. A client may know of the end of its
+// own a moment earlier.
+func (w *testEnv) awaitNoStreams() {
+	w.t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); w.openStreams() != 0; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			w.t.Fatalf("%d streams are open", w.openStreams())
+		}
+	}
 }
 
 func (w *testEnv) options() Options {

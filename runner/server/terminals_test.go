@@ -150,9 +150,7 @@ func TestTerminal(t *testing.T) {
 	if end.Code != 7 || end.Recording == nil || end.Recording.Bytes == 0 || end.Stdout.Bytes != int64(c.text.Len()) {
 		t.Errorf("recorded as %+v", end)
 	}
-	if n := w.openStreams(); n != 0 {
-		t.Errorf("%d streams are open", n)
-	}
+	w.awaitNoStreams()
 }
 
 // TestTerminalIsRefused connects as who must not, and sends messages that are not in the API.
@@ -226,9 +224,7 @@ func TestTerminalIsRefused(t *testing.T) {
 	if ran := w.backend.commands(); len(ran) != 0 {
 		t.Errorf("ran %q", ran)
 	}
-	if n := w.openStreams(); n != 0 {
-		t.Errorf("%d streams are open", n)
-	}
+	w.awaitNoStreams()
 }
 
 // TestTerminalMessages sends a running command's terminal what is not in the API.
