@@ -236,6 +236,22 @@ func (e *Engine) killNaming(word string) (killed int) {
 	return killed
 }
 
+// killStarting kills first processes of containers whose engine was killed while it started
+// them. Only their environment names the engine.
+func (e *Engine) killStarting() {
+	files, _ := filepath.Glob("/proc/[0-9]*/environ")
+	for _, f := range files {
+		environ, err := os.ReadFile(f)
+		var pid int
+		if err != nil || !strings.Contains(string(environ), "_LIBCONTAINER_STATEDIR="+e.dir+"/") {
+			continue
+		}
+		if _, err := fmt.Sscanf(f, "/proc/%d/environ", &pid); err == nil {
+			_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended
+		}
+	}
+}
+
 func (e *Engine) startProgram(t testing.TB, program string, attr *syscall.SysProcAttr, args ...string) *daemon {
 	t.Helper()
 	log, err := os.OpenFile(filepath.Join(e.dir, program+".log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
@@ -288,6 +304,7 @@ func (e *Engine) stop(t testing.TB) {
 		}
 	}
 	e.killNaming("") // shims whose engine was killed
+	e.killStarting()
 	const cleanUp = `grep -o " $0/[^ ]*" /proc/self/mountinfo | sort -r | xargs -r umount -l; rm -rf "$0"`
 	if out, err := exec.Command("sh", "-c", cleanUp, e.dir).CombinedOutput(); err != nil { // it must be done
 		t.Errorf("clean up the private engine: %v %s", err, out)
