@@ -25,6 +25,7 @@ var textExceptions = []struct{ file, literal, why string }{
 	{"images/store/", `^--[a-z-]+$`, "arguments of buildctl and buildah"},
 	{"loop/internal/aimocktest/", `^--[a-z-]+(=\S*)?$`, "arguments of npm and llmock, in a package for tests"},
 	{"runner/batch/place.go", `^--[a-z-]+=?1?$`, "arguments of git"},
+	{"runner/trace/diff.go", `^diff --git $`, "the format of git"},
 	{"sandbox/docker/", `^--version$`, "an argument of docker"},
 	{"sandbox/oci/", `^--[a-z0-9-]+(=\S*)?$`, "arguments of runsc and runc"},
 	{"sandbox/overlay/diff.go", `^diff --git $`, "the format of git"},

@@ -59,8 +59,8 @@ type castEvent struct {
 	text string
 }
 
-// readFilm renders the recording of a step. It returns nil if there is none, or none any more.
-func readFilm(s Session, step Step) *Film {
+// ReadFilm renders the recording of a step. It returns nil if there is none, or none any more.
+func ReadFilm(s Session, step Step) *Film {
 	r := step.Recording
 	if r == nil || !filepath.IsLocal(r.Path) {
 		return nil

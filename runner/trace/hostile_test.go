@@ -2,6 +2,8 @@ package trace
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -89,7 +91,9 @@ func newHostileSession(t *testing.T, text string) Session {
 		Denials:     []record.Denial{{CallID: text, Name: tools.Name(text), Class: tools.ErrorClass(text), Reason: text}},
 		Attestation: &sandbox.Attestation{},
 	})
-	if err := os.WriteFile(filepath.Join(w.dir, "workspace.patch"), []byte("+"+text), 0o600); err != nil {
+	patch := "+" + text + "\nrename from " + text + "\nrename to " + text + "\n--- a/was " + text + "\n+++ b/" + text +
+		"\n@@ -1 +1 @@ " + text + "\n-before " + text + "\n+after " + text + "\n# " + text + "\n"
+	if err := os.WriteFile(filepath.Join(w.dir, "workspace.patch"), []byte(patch), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	return w.close()
@@ -112,7 +116,7 @@ func pageShape(t *testing.T, page []byte) []string {
 			var attrs []string
 			for _, a := range n.Attr {
 				switch a.Key {
-				case "title", "datetime", "class", "style", "id":
+				case "title", "datetime", "class", "style", "id", "data-call":
 					attrs = append(attrs, a.Key)
 				case "href":
 					attrs = append(attrs, a.Key+"="+a.Val[:1])
@@ -186,7 +190,7 @@ func TestPageLoadsNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	policy := ""
+	policy, style := "", ""
 	ids := map[string]bool{}
 	var links []string
 	for n := range doc.Descendants() {
@@ -196,9 +200,12 @@ func TestPageLoadsNothing(t *testing.T) {
 		if slices.Contains([]string{"script", "link", "img", "iframe", "object", "embed", "form", "base", "audio", "video", "source", "template"}, n.Data) {
 			t.Errorf("there is a <%s>", n.Data)
 		}
+		if n.Data == "style" {
+			style = n.FirstChild.Data
+		}
 		for _, a := range n.Attr {
 			switch {
-			case strings.HasPrefix(a.Key, "on"), a.Key == "src", a.Key == "srcset", a.Key == "ping", a.Key == "action", a.Key == "background":
+			case strings.HasPrefix(a.Key, "on"), a.Key == "style", a.Key == "src", a.Key == "srcset", a.Key == "ping", a.Key == "action", a.Key == "background":
 				t.Errorf("<%s %s=%q>", n.Data, a.Key, a.Val)
 			case a.Key == "href":
 				links = append(links, a.Val)
@@ -212,8 +219,9 @@ func TestPageLoadsNothing(t *testing.T) {
 			}
 		}
 	}
-	if !strings.HasPrefix(policy, "default-src 'none'; style-src 'unsafe-inline'; img-src data:;") || strings.Contains(policy, "script-src") {
-		t.Errorf("policy %q", policy)
+	sum := sha256.Sum256([]byte(style))
+	if want := "default-src 'none'; style-src 'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'; img-src data:; base-uri 'none'; form-action 'none'"; policy != want {
+		t.Errorf("policy %q, want %q", policy, want)
 	}
 	for _, l := range links {
 		if !strings.HasPrefix(l, "#") || !ids[l[1:]] {

@@ -3,7 +3,9 @@ package trace
 import (
 	"bufio"
 	"cmp"
+	"crypto/sha256"
 	_ "embed" // the page's template and style
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"html"
@@ -36,9 +38,18 @@ var pageText string
 //go:embed page.css
 var pageStyle string
 
-// pageTemplate returns the parsed template. html/template escapes by context;
-// show makes invisible characters visible.
-var pageTemplate = sync.OnceValue(func() *template.Template {
+// Style returns the style sheet of the templates.
+func Style() string { return pageStyle }
+
+// Templates returns a copy of the page's templates and their functions. "step"
+// writes what [StepView] returns.
+func Templates() *template.Template { return template.Must(parsedTemplates().Clone()) }
+
+var pageTemplate = sync.OnceValue(Templates)
+
+// parsedTemplates are never executed: after that they can't be copied.
+// html/template escapes by context; show makes invisible characters visible.
+var parsedTemplates = sync.OnceValue(func() *template.Template {
 	return template.Must(template.New("page").Funcs(template.FuncMap{
 		"show":    displayLines,
 		"line":    func(v any) string { return displayLine(fmt.Sprint(v)) },
@@ -48,7 +59,8 @@ var pageTemplate = sync.OnceValue(func() *template.Template {
 		"elapsed": formatDuration,
 		"ms":      func(n int64) string { return formatDuration(fromMilliseconds(n)) },
 		"dollars": func(n *int64) string { return formatDollars(record.CostUSD(n)) },
-		"diff":    diffLines,
+		"patch":   ParsePatch,
+		"diff":    stepDiff,
 		"groups":  changes.GroupHostExecuted,
 		"prose": func(s string) template.HTML {
 			return template.HTML(prose.HTML(prose.Parse(s), prose.Escapes{Text: html.EscapeString, Code: html.EscapeString})) //nolint:gosec // it is escaped
@@ -62,6 +74,10 @@ var pageTemplate = sync.OnceValue(func() *template.Template {
 		},
 		"machine": func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
 		"style":   func() template.CSS { return template.CSS(pageStyle) }, //nolint:gosec // our own file
+		"styleHash": func() string {
+			sum := sha256.Sum256([]byte(pageStyle))
+			return base64.StdEncoding.EncodeToString(sum[:])
+		},
 	}).Parse(pageText))
 })
 
@@ -91,41 +107,12 @@ func toInt64(n any) int64 {
 	return 0
 }
 
-type diffLine struct{ Class, Text string }
-
-const maxDiffLines = 4000
-
-func diffLines(text string) []diffLine {
-	all := strings.Split(displayLines(text), "\n")
-	over := len(all) - maxDiffLines
-	if over > 0 {
-		all = all[:maxDiffLines]
-	}
-	out := make([]diffLine, 0, len(all)+1)
-	for _, l := range all {
-		class := ""
-		switch {
-		case strings.HasPrefix(l, "+++"), strings.HasPrefix(l, "---"), strings.HasPrefix(l, "diff "), strings.HasPrefix(l, "# "):
-			class = "file"
-		case strings.HasPrefix(l, "@@"):
-			class = "hunk"
-		case strings.HasPrefix(l, "+"):
-			class = "add"
-		case strings.HasPrefix(l, "-"):
-			class = "del"
-		}
-		out = append(out, diffLine{class, l})
-	}
-	if over > 0 {
-		out = append(out, diffLine{"hunk", fmt.Sprintf("… %d more lines", over)})
-	}
-	return out
-}
-
 type pageHead struct {
 	Overview
 	Title    string
-	Timeline timelineView
+	Timeline TimelineView
+	Chart    TurnChart
+	Films    bool
 	Patch    string
 	PatchCut bool
 	Warnings []string
@@ -136,10 +123,13 @@ type pageHead struct {
 // the records twice and holds only an overview and the calls of one round.
 // Damage ends the steps and is reported at the beginning of the page.
 func HTML(w io.Writer, s Session) (Overview, error) {
-	line := newTimeline()
+	line, chart := newTimeline(), newTurnChart()
 	var warnings []string
+	films := false
 	over, err := walkSession(s, nil, func(step Step) {
 		line.addStep(step)
+		chart.addStep(step)
+		films = films || step.Recording != nil
 		if step.Kind == StepWarning && len(warnings) < 50 {
 			warnings = append(warnings, tools.Elide(step.Text, 2000))
 		}
@@ -147,8 +137,10 @@ func HTML(w io.Writer, s Session) (Overview, error) {
 	if err != nil {
 		return over, err
 	}
-	line.close()
-	h := pageHead{Overview: over, Title: cmp.Or(oneLine(over.Task, 120), over.Session), Timeline: line.layOut(), Warnings: warnings}
+	h := pageHead{
+		Overview: over, Title: cmp.Or(oneLine(over.Task, 120), over.Session), Warnings: warnings,
+		Timeline: line.layOut(""), Chart: chart.layOut(), Films: films,
+	}
 	h.Patch, h.PatchCut = readPatch(s)
 
 	out := &countingWriter{w: bufio.NewWriterSize(w, 64<<10)}
@@ -202,6 +194,22 @@ type stepView struct {
 	Step
 	After time.Duration
 	Film  *Film
+	// FilmAt is where the film is shown instead, or "".
+	FilmAt string
+}
+
+// StepView returns the data of the template "step" for the page of a session at
+// base, which shows films at base/film/SEQ.
+func StepView(s Step, begun time.Time, base string) any {
+	v := newStepView(s, begun, nil)
+	if s.Recording != nil {
+		v.FilmAt = fmt.Sprintf("%s/film/%d", base, s.Seq)
+	}
+	return v
+}
+
+func newStepView(s Step, begun time.Time, film *Film) stepView {
+	return stepView{Step: s, After: max(s.Time.Sub(begun), 0), Film: film}
 }
 
 func (p *pageWriter) writeStep(s Step) {
@@ -209,7 +217,7 @@ func (p *pageWriter) writeStep(s Step) {
 		p.left++
 		return
 	}
-	p.execute("step", stepView{s, max(s.Time.Sub(p.begun), 0), p.readFilm(s)})
+	p.execute("step", newStepView(s, p.begun, p.readFilm(s)))
 }
 
 // readFilm returns the film of a step's terminal, or nil if it has none.
@@ -222,7 +230,7 @@ func (p *pageWriter) readFilm(s Step) *Film {
 	}
 	begun := time.Now()
 	defer func() { p.filming += time.Since(begun) }()
-	return readFilm(p.session, s)
+	return ReadFilm(p.session, s)
 }
 
 func (p *pageWriter) execute(name string, v any) {

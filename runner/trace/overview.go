@@ -119,6 +119,7 @@ func (o *Overview) addRecord(r record.Record) {
 		if p, ok := record.DecodePayload(r).(record.SessionResumed); ok {
 			o.Egress = p.Egress
 		}
+		o.Ended = nil
 	case record.KindSandboxStarted:
 		if p, ok := record.DecodePayload(r).(record.SandboxStarted); ok {
 			o.Sandbox = &p.Attestation

@@ -226,7 +226,7 @@ func TestSamplePage(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, want := range []string{"Turn 2", "nothing for 47m0s", "deny by user at terminal", "refused to connect to", "2 connections to proxy.golang.org:443: 1,200 bytes sent, 80,000 received", "git push origin HEAD", "before you go on: make may run or obey it", "−3", "changed nothing: resolved_already", "<b>2,000</b><span>files changed", sampleCount} {
+	for _, want := range []string{"Turn 2", "nothing for 47m0s", "⋯ 47 min ⋯", "Cost and tokens per turn", "deny by user at terminal", "refused to connect to", "2 connections to proxy.golang.org:443: 1,200 bytes sent, 80,000 received", "git push origin HEAD", "before you go on: make may run or obey it", "−3", "changed nothing: resolved_already", "<b>2,000</b><span>files changed", sampleCount} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the page does not say %q", want)
 		}
@@ -295,7 +295,7 @@ func TestSessionsWithoutATask(t *testing.T) {
 		if !strings.Contains(page.String(), "<b>"+cost+"</b><span>cost</span>") {
 			t.Errorf("%+v: the cost is not %q", tc, cost)
 		}
-		ticks := regexp.MustCompile(`<span class="tick[^>]*>([^<]*)`).FindAllStringSubmatch(page.String(), -1)
+		ticks := regexp.MustCompile(`<g class="tick"><line[^>]*><text[^>]*>([^<]*)`).FindAllStringSubmatch(page.String(), -1)
 		seen := map[string]bool{}
 		for _, m := range ticks {
 			if seen[m[1]] {

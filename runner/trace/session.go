@@ -120,18 +120,30 @@ type Reader struct {
 // Open opens the records. In a running session, they end with what has been
 // written so far. Errors are of type [*Error].
 func (s Session) Open() (*Reader, error) {
+	f, err := s.openFile()
+	if err != nil {
+		return nil, err
+	}
+	return &Reader{record.NewReader(f), f}, nil
+}
+
+func (s Session) openFile() (*os.File, error) {
 	f, err := record.OpenRegular(s.Path)
 	if err != nil {
 		return nil, &Error{Reason: Unreadable, Name: s.ID, Err: err}
 	}
-	return &Reader{record.NewReader(f), f}, nil
+	return f, nil
+}
+
+// readFrom returns a reader of the part of a file between two places.
+func readFrom(f *os.File, at record.Position, end int64) *record.Reader {
+	return record.ResumeReader(io.NewSectionReader(f, at.Offset, end-at.Offset), at)
 }
 
 // resumeReading continues after the last good record, with records added to the
 // file since.
 func (r *Reader) resumeReading() {
-	at := r.Position()
-	r.Reader = record.ResumeReader(io.NewSectionReader(r.file, at.Offset, math.MaxInt64-at.Offset), at)
+	r.Reader = readFrom(r.file, r.Position(), math.MaxInt64)
 }
 
 // Close closes the file.

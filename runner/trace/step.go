@@ -2,6 +2,8 @@ package trace
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/caisson-run/caisson/limits"
@@ -43,8 +45,10 @@ const (
 type Step struct {
 	Kind StepKind
 	// Seq and Record are the number and ID of the record that completes the
-	// step.
+	// step. A call without an end has the ID of its last record. Part counts the
+	// steps of one record from 0.
 	Seq    int64
+	Part   int
 	Record string
 	// Start is when it began, Time when it was complete.
 	Start, Time time.Time
@@ -57,6 +61,36 @@ type Step struct {
 	Model       *ModelCall
 	Call        *Call
 	End         *TurnEnd
+}
+
+// Anchor returns the step's ID in a page, such as s12 or s12-1.
+func (s Step) Anchor() string {
+	if s.Part == 0 {
+		return fmt.Sprintf("s%d", s.Seq)
+	}
+	return fmt.Sprintf("s%d-%d", s.Seq, s.Part)
+}
+
+// texts returns the texts of a step that people can search for.
+func (s Step) texts() []string {
+	all := []string{s.Text, s.Detail}
+	if m := s.Model; m != nil {
+		all = append(all, m.Label(), m.Error)
+	}
+	if c := s.Call; c != nil {
+		all = append(all, string(c.Name), c.Summary, c.Input, c.Rule, c.ErrorClass, c.Reason, c.Error, c.Ending, c.Diff, c.Output)
+		all = append(all, c.Modified...)
+		for _, q := range c.Asked {
+			all = append(all, q.Words(), q.Diff, q.Display)
+		}
+		for _, d := range c.Denied {
+			all = append(all, d.String())
+		}
+		for _, r := range c.Reached {
+			all = append(all, r.Words())
+		}
+	}
+	return all
 }
 
 // TurnEnd is the result of a turn.
@@ -165,13 +199,15 @@ const (
 // Steps makes steps from records, in order. It holds only the calls that have
 // not ended. It is not safe for concurrent use.
 type Steps struct {
-	visit         func(Step)
-	changed       Step // by the record that is being added
+	each          func(Step) // or nil
+	changed       Step       // by the record that is being added
+	visited       int64      // the number of the last step, and its part
+	part          int
 	turn          int
 	turnAt        time.Time
 	answer        string // of the turn, so far
 	openModelCall *Step
-	classes       map[tools.Name]tools.Class
+	classes       map[tools.Name]tools.Class // shared with clones
 	open          map[string]*Step
 	order         []string
 	exec          map[string]Step
@@ -182,14 +218,57 @@ type Steps struct {
 // NewSteps returns Steps that call visit with each complete step, which visit
 // may retain. Nil visits none.
 func NewSteps(visit func(Step)) *Steps {
-	s := &Steps{classes: map[tools.Name]tools.Class{}, open: map[string]*Step{}, exec: map[string]Step{}}
-	s.visit = func(step Step) {
-		s.changed = step
-		if visit != nil {
-			visit(step)
+	return &Steps{each: visit, open: map[string]*Step{}, exec: map[string]Step{}}
+}
+
+// visit numbers a complete step, so that numbers and parts never decrease. A
+// call without an end is completed by the record that ends the turn.
+func (s *Steps) visit(step Step) {
+	step.Seq, step.Part = max(step.Seq, s.seq), 0
+	if step.Seq == s.visited {
+		step.Part = s.part + 1
+	}
+	s.visited, s.part, s.changed = step.Seq, step.Part, step
+	if s.each != nil {
+		s.each(step)
+	}
+}
+
+// clone returns a copy that visits no one.
+func (s *Steps) clone() *Steps {
+	c := *s
+	c.each, c.changed = nil, Step{}
+	c.order, c.exec = slices.Clone(s.order), maps.Clone(s.exec)
+	c.open = make(map[string]*Step, len(s.open))
+	for id, step := range s.open {
+		copied := step.copyOpen()
+		c.open[id] = &copied
+	}
+	return &c
+}
+
+// copyOpen returns a copy of an open call, which the next record doesn't change.
+func (s Step) copyOpen() Step {
+	call := *s.Call
+	call.Asked, call.Denied, call.Reached = slices.Clone(call.Asked), slices.Clone(call.Denied), slices.Clone(call.Reached)
+	s.Call = &call
+	return s
+}
+
+// weight returns about how many bytes a clone keeps.
+func (s *Steps) weight() int {
+	const each = 1 << 10
+	n := len(s.answer)
+	for _, step := range s.exec {
+		n += each + len(step.Text)
+	}
+	for _, step := range s.open {
+		n += each
+		for _, text := range step.texts() {
+			n += len(text)
 		}
 	}
-	return s
+	return n
 }
 
 // Record adds the next record, and returns the last step that it began, changed

@@ -93,7 +93,7 @@ func (s *Steps) handleRecord(r record.Record) bool {
 }
 
 func (s *Steps) setSession(p record.SessionCreated) {
-	s.egress = p.Egress
+	s.egress, s.classes = p.Egress, make(map[tools.Name]tools.Class, len(p.Tools))
 	for _, t := range p.Tools {
 		s.classes[t.Name] = t.Class
 	}
