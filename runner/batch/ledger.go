@@ -379,6 +379,14 @@ func ReadSpec(dir string) (Spec, error) {
 	return s, nil
 }
 
+// IsRunning reports whether a process runs the batch in a directory. It makes no file.
+func IsRunning(dir string) (bool, error) {
+	if err := checkNames(dir); err != nil {
+		return false, err
+	}
+	return state.IsHeld(filepath.Join(dir, lockFile))
+}
+
 // NameError reports a symlink or a special file where a batch has only files and
 // directories. Results may come from others, so nothing is read or written through
 // these.

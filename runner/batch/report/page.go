@@ -15,12 +15,13 @@ import (
 )
 
 type page struct {
-	Title string
-	style
+	head
 
 	batch.Summary
 	Version                                 string
 	Agents                                  []agentRow
+	Costs                                   *costPlot // nil if no cost is known
+	Choice                                  *choice   // for the page that compares two agents, if there is one
 	Planned, Judged, Infrastructure, NotRun int
 	SuspectsTotal, SuspectsLeft             int
 	Foreign                                 int // results of agents that are not in the batch
@@ -59,7 +60,11 @@ type classCount struct {
 }
 
 // intervalChart places an interval and its middle on a scale from 0 to chartWidth.
-type intervalChart struct{ Low, Width, At float64 }
+// Label describes it if no text does; the middle of the scale is then marked.
+type intervalChart struct {
+	Low, Width, At float64
+	Label          string
+}
 
 const chartWidth = 200
 
@@ -85,31 +90,19 @@ type comparison struct {
 	LeftOut              []batch.LeftOut
 	LeftOutTotal, Differ int
 	PairsLeft, TasksLeft int
+	Open                 bool // unfold the tasks on which they differ
 }
 
 type pairRow struct {
-	Task, A, B string
-	Row        int // of the task's first trial, or -1
+	Task string
+	Row  int // of the task's first trial, or -1
+	A, B cell
 }
 
 type taskRow struct {
 	Task  string
 	Row   int // of the task's first trial, or -1
-	Cells []taskCell
-}
-
-type taskCell struct{ Passed, Judged int }
-
-// Outcome returns the outcome of all judged trials, or "" if they differ or there are
-// none.
-func (c taskCell) Outcome() batch.Outcome {
-	switch {
-	case c.Judged > 0 && c.Passed == c.Judged:
-		return batch.Passed
-	case c.Judged > 0 && c.Passed == 0:
-		return batch.Failed
-	}
-	return ""
+	Cells []cell
 }
 
 type trialRow struct {
@@ -119,11 +112,11 @@ type trialRow struct {
 	Took                          time.Duration
 }
 
-func newPage(title string, s batch.Spec, results []batch.Result) *page {
-	p := &page{Title: title, Summary: batch.Summarize(s, results), Version: s.Version, Outcomes: outcomes}
-	index := map[string]int{}
+func newPage(s batch.Spec, results []batch.Result) *page {
+	p := &page{Summary: batch.Summarize(s, results), Version: s.Version, Outcomes: outcomes}
+	columns := map[string]int{}
 	for i, a := range p.Summary.Agents {
-		index[a.Agent] = i
+		columns[a.Agent] = i
 		p.Agents = append(p.Agents, newAgentRow(i, a))
 		p.Planned += a.Planned
 		p.Judged += a.Judged
@@ -131,15 +124,14 @@ func newPage(title string, s batch.Spec, results []batch.Result) *page {
 		p.NotRun += a.NotRun
 	}
 	slices.SortStableFunc(p.Agents, func(a, b agentRow) int { return compareRates(a.AgentSummary, b.AgentSummary) })
-	own := make([]batch.Result, 0, len(results))
-	for _, r := range results {
-		if _, known := index[r.Agent]; known {
-			own = append(own, r)
-		}
-	}
+	own := slices.DeleteFunc(slices.Clone(results), func(r batch.Result) bool {
+		_, known := columns[r.Agent]
+		return !known
+	})
 	p.Foreign = len(results) - len(own)
+	p.Costs = newCostPlot(p.Agents, own)
 	slices.SortFunc(own, func(a, b batch.Result) int {
-		return cmp.Or(cmp.Compare(a.Task, b.Task), cmp.Compare(index[a.Agent], index[b.Agent]), cmp.Compare(a.Attempt, b.Attempt))
+		return cmp.Or(cmp.Compare(a.Task, b.Task), cmp.Compare(columns[a.Agent], columns[b.Agent]), cmp.Compare(a.Attempt, b.Attempt))
 	})
 	p.Faults, p.FaultsLeft = cut(countFaults(own), maxFaults)
 	p.SuspectsTotal = len(p.Suspects)
@@ -148,40 +140,28 @@ func newPage(title string, s batch.Spec, results []batch.Result) *page {
 	p.Unsupported, p.UnsupportedLeft = cut(p.Unsupported, maxUnsupported)
 	shown, left := cut(own, maxTrials)
 	p.TrialsLeft = left
-	first := map[string]int{}
-	for i, r := range shown {
-		if _, ok := first[r.Task]; !ok {
-			first[r.Task] = i
-		}
-		p.Trials = append(p.Trials, newTrialRow(r, index[r.Agent]))
+	for _, r := range shown {
+		p.Trials = append(p.Trials, newTrialRow(r, columns[r.Agent]))
 	}
-	p.compareAgents(s, own, first)
-	p.listTasks(own, first)
+	x := newIndex(own, len(shown))
+	p.compareAgents(s, own, x)
+	p.listTasks(own, x)
 	return p
 }
 
 // listTasks lists tasks by agents, in the leaderboard's order. results are sorted by
 // task.
-func (p *page) listTasks(results []batch.Result, first map[string]int) {
-	column := map[string]int{}
-	for i, a := range p.Agents {
-		column[a.Agent] = i
-	}
+func (p *page) listTasks(results []batch.Result, x index) {
 	var all []taskRow
 	for _, r := range results {
-		if len(all) == 0 || all[len(all)-1].Task != r.Task {
-			row, ok := first[r.Task]
-			if !ok {
-				row = -1
-			}
-			all = append(all, taskRow{r.Task, row, make([]taskCell, len(p.Agents))})
+		if len(all) > 0 && all[len(all)-1].Task == r.Task {
+			continue
 		}
-		if cell := &all[len(all)-1].Cells[column[r.Agent]]; r.Outcome.Judged() {
-			cell.Judged++
-			if r.Outcome == batch.Passed {
-				cell.Passed++
-			}
+		row := taskRow{Task: r.Task, Row: x.row(r.Task)}
+		for _, a := range p.Agents {
+			row.Cells = append(row.Cells, x.cell(r.Task, a.Agent))
 		}
+		all = append(all, row)
 	}
 	p.ByTask, p.TasksLeft = cut(all, maxTasks)
 }
@@ -225,7 +205,7 @@ func newRateChart(r batch.Rate) *intervalChart {
 	if r.Value == nil || r.Low == nil || r.High == nil {
 		return nil
 	}
-	return &intervalChart{chartWidth * *r.Low, chartWidth * (*r.High - *r.Low), chartWidth * *r.Value}
+	return &intervalChart{Low: chartWidth * *r.Low, Width: chartWidth * (*r.High - *r.Low), At: chartWidth * *r.Value}
 }
 
 // newDifferenceChart returns a difference's chart on a scale from -1 to 1, or nil
@@ -236,7 +216,7 @@ func newDifferenceChart(c stats.Comparison) *intervalChart {
 	}
 	place := func(v float64) float64 { return chartWidth * (min(max(v, -1), 1) + 1) / 2 }
 	low, high := place(c.Interval.Low), place(c.Interval.High)
-	return &intervalChart{low, high - low, place(c.Difference)}
+	return &intervalChart{low, high - low, place(c.Difference), "The difference with its interval, on a scale from -100 to 100 points"}
 }
 
 func sortClasses(counts map[batch.Class]int) []classCount {
@@ -281,7 +261,7 @@ func countFaults(results []batch.Result) []faultRow {
 }
 
 func newTrialRow(r batch.Result, agent int) trialRow {
-	row := trialRow{Result: r, Index: agent, Dir: batch.TrialsDir + "/" + r.Key.Name() + "/", Reason: string(r.Class), Took: roundTime(r.Finished.Sub(r.Started))}
+	row := trialRow{Result: r, Index: agent, Dir: trialDir(r), Reason: string(r.Class), Took: roundTime(r.Finished.Sub(r.Started))}
 	switch {
 	case r.Outcome == batch.Limit && row.Reason == "":
 		row.Reason = r.Limit
@@ -303,7 +283,7 @@ func newTrialRow(r batch.Result, agent int) trialRow {
 
 // compareAgents compares the batch's models with each other. If there are many, it
 // takes those with the highest rates.
-func (p *page) compareAgents(s batch.Spec, results []batch.Result, first map[string]int) {
+func (p *page) compareAgents(s batch.Spec, results []batch.Result, x index) {
 	var models []batch.AgentSummary
 	for _, a := range p.Summary.Agents {
 		if a.Agent != batch.Nop && a.Agent != batch.Oracle {
@@ -314,13 +294,15 @@ func (p *page) compareAgents(s batch.Spec, results []batch.Result, first map[str
 	models, p.AgentsLeft = cut(models, maxAgents)
 	for i, a := range models {
 		for _, b := range models[i+1:] {
-			side := func(agent string) batch.Side { return batch.Side{Name: agent, Agent: agent, Spec: s, Results: results} }
-			p.Comparisons = append(p.Comparisons, newComparison(a.Agent, b.Agent, batch.Compare(side(a.Agent), side(b.Agent)), first))
+			p.Comparisons = append(p.Comparisons, compareTwo(a.Agent, b.Agent, s, results, x, maxPairs))
 		}
 	}
 }
 
-func newComparison(a, b string, c batch.Comparison, first map[string]int) comparison {
+// compareTwo compares two agents of a batch, and lists at most bound tasks.
+func compareTwo(a, b string, s batch.Spec, results []batch.Result, x index, bound int) comparison {
+	side := func(agent string) batch.Side { return batch.Side{Name: agent, Agent: agent, Spec: s, Results: results} }
+	c := batch.Compare(side(a), side(b))
 	out := comparison{A: a, B: b, Sentence: c.Sentence(a, b), Comparison: c.Comparison, Chart: newDifferenceChart(c.Comparison), LeftOutTotal: len(c.LeftOut)}
 	out.Decided = "the 95 % t-interval over tasks decides"
 	if c.ByTest {
@@ -329,15 +311,11 @@ func newComparison(a, b string, c batch.Comparison, first map[string]int) compar
 	differ := slices.DeleteFunc(slices.Clone(c.Pairs), func(p stats.Pair) bool { return p.A == p.B })
 	slices.SortStableFunc(differ, func(x, y stats.Pair) int { return cmp.Compare(math.Abs(y.A-y.B), math.Abs(x.A-x.B)) })
 	out.Differ = len(differ)
-	differ, out.PairsLeft = cut(differ, maxPairs)
+	differ, out.PairsLeft = cut(differ, bound)
 	for _, p := range differ {
-		row, ok := first[p.Task]
-		if !ok {
-			row = -1
-		}
-		out.Pairs = append(out.Pairs, pairRow{p.Task, formatPassed(p.A, p.AttemptsA), formatPassed(p.B, p.AttemptsB), row})
+		out.Pairs = append(out.Pairs, pairRow{p.Task, x.row(p.Task), x.cell(p.Task, a), x.cell(p.Task, b)})
 	}
-	out.LeftOut, out.TasksLeft = cut(c.LeftOut, maxPairs)
+	out.LeftOut, out.TasksLeft = cut(c.LeftOut, bound)
 	return out
 }
 
@@ -350,10 +328,6 @@ func compareRates(a, b batch.AgentSummary) int {
 		return *r.Value
 	}
 	return cmp.Compare(value(b.PassAt1), value(a.PassAt1))
-}
-
-func formatPassed(share float64, n int) string {
-	return fmt.Sprintf("%.0f/%d", share*float64(n), n)
 }
 
 func formatRate(v *float64) string {

@@ -34,6 +34,7 @@ const (
 	maxTasks       = 1_000  // rows of tasks
 	maxPairs       = 200    // tasks on which agents differ, and tasks left out, per comparison
 	maxUnsupported = 1_000  // rows of unsupported tasks
+	maxPoints      = 15     // agents in the plot of costs; their labels must have room
 )
 
 //go:embed page.html.tmpl
@@ -42,15 +43,26 @@ var pageText string
 //go:embed page.css
 var pageStyle string
 
-// style is a page's style, and the hash by which its policy allows it.
-type style struct {
-	Style     template.CSS
-	StyleHash string
+//go:embed parts.html.tmpl
+var partsText string
+
+// head is what all pages begin with.
+type head struct {
+	Title string
+	Style template.CSS
+	// Policy forbids everything except Style, and on a served page forms to the server.
+	Policy string
+	// Home is the address of a page with all batches, or "".
+	Home string
 }
 
-func newStyle(text string) style {
+func newHead(title, rules, forms string) head {
+	text := pageStyle + rules
 	sum := sha256.Sum256([]byte(text))
-	return style{template.CSS(text), base64.StdEncoding.EncodeToString(sum[:])} //nolint:gosec // a file of ours, and numbers
+	return head{
+		Title: title, Style: template.CSS(text), //nolint:gosec // a file of ours, and numbers
+		Policy: "default-src 'none'; style-src 'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'; base-uri 'none'; form-action " + forms,
+	}
 }
 
 var pageTemplate = sync.OnceValue(func() *template.Template {
@@ -59,6 +71,12 @@ var pageTemplate = sync.OnceValue(func() *template.Template {
 		"lines": func(text string) string {
 			safe, _ := tools.DisplayLines(strings.ToValidUTF8(text, "\ufffd"))
 			return safe
+		},
+		"clip": func(text string, n int) string {
+			if r := []rune(text); len(r) > n {
+				return string(r[:n-1]) + "…"
+			}
+			return text
 		},
 		"href": func(name string) string { return (&url.URL{Path: "./" + name}).EscapedPath() },
 		"count": func(n int, what string) string {
@@ -69,7 +87,7 @@ var pageTemplate = sync.OnceValue(func() *template.Template {
 		},
 		"date":    func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04 MST") },
 		"machine": func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
-	}).Parse(pageText + trialText))
+	}).Parse(pageText + trialText + partsText))
 })
 
 // showLine makes every character of a text visible.
@@ -80,8 +98,8 @@ func showLine(v any) string {
 
 // Write writes a batch's page with the given title.
 func Write(w io.Writer, title string, s batch.Spec, results []batch.Result) error {
-	p := newPage(title, s, results)
-	p.style = newStyle(pageStyle + filterRules(len(p.Agents)))
+	p := newPage(s, results)
+	p.head = newHead(title, filterRules(len(p.Agents)), "'none'")
 	out := bufio.NewWriterSize(w, 64<<10)
 	if err := pageTemplate().Execute(out, p); err != nil {
 		return fmt.Errorf("write report: %w", err)

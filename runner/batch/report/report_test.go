@@ -143,7 +143,8 @@ func TestFigures(t *testing.T) {
 		"openai/gpt-5 14 / 14 1.000", "ollama/fast 0 / 15 0.000", "$0.25 $4.00 in all", "unknown $0.00 in all, 15 unknown",
 		"14 passed · 1 infrastructure · 1 suspect", "15 failed · 1 not run",
 		"openai/gpt-5 is better than ollama/fast by 100.0 points on 8 tasks", "8 tasks in both, 1 left out. openai/gpt-5 is better on 8, worse on 0, same on 0; McNemar's exact test decides",
-		"Tasks Passed of judged attempts, by agent. Task openai/gpt-5 ollama/fast t0 1/1 0/2 t1 1/1 0/2", "t7 2/2 0/1 Failures of", "huge no trial of openai/gpt-5 was judged",
+		"or to the first. Task openai/gpt-5 ollama/fast t0 1/1 1 infrastructure 0/2 t1 1/1 1 suspect 0/2", "t7 2/2 0/1 Failures of",
+		"Without a known cost or a judged trial, and not shown: 1 agent.", "openai/gpt-5 $0.25 14 / 14 1.000 0.68 – 1.00 8 tasks", "huge no trial of openai/gpt-5 was judged",
 		"t1 openai/gpt-5 2 verifier_network mirror.example:80 (connect)", "t1 2 openai/gpt-5 suspect verifier_network",
 		"provider the provider answered 503 1 1", "sandbox_start no space left on device 2 0",
 		"Unsupported tasks They can't be run here, and are in no denominator. huge needs 2 GPUs",
@@ -204,6 +205,8 @@ func shapeOf(t *testing.T, page string) []string {
 				case "href":
 					a.Val, _, _ = strings.Cut(a.Val, "/")
 					shape += " href=" + a.Val
+				case "value": // an agent's name in a form
+					shape += " value"
 				default:
 					shape += " " + a.Key + "=" + a.Val
 				}
@@ -223,7 +226,15 @@ func shapeOf(t *testing.T, page string) []string {
 func TestHostileTextIsText(t *testing.T) {
 	pageOf := func(text string) string {
 		s, results := newHostileBatch(text)
-		return render(t, text, s, results)
+		p, err := newComparePage(ViewOptions{Title: text, Home: "/b"}, s, results, s.Agents[0], s.Agents[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		var comparison bytes.Buffer
+		if err := pageTemplate().ExecuteTemplate(&comparison, "compare", p); err != nil {
+			t.Fatal(err)
+		}
+		return render(t, text, s, results) + comparison.String()
 	}
 	word := pageOf("word")
 	want := shapeOf(t, word)
@@ -296,6 +307,7 @@ func TestPageLoadsNothing(t *testing.T) {
 	}
 	slices.Sort(want)
 	slices.Sort(dirs)
+	dirs = slices.Compact(dirs) // the matrix links to them too
 	if diff := cmp.Diff(want, dirs); diff != "" || len(local) < 10 {
 		t.Errorf("%d links on the page, and to trials (-want +got):\n%s", len(local), diff)
 	}
@@ -335,5 +347,81 @@ func TestBounds(t *testing.T) {
 	}
 	if text := textOf(t, render(t, "x", batch.Spec{}, nil)); !strings.Contains(text, "0 trials: 0 judged") {
 		t.Errorf("an empty batch: %s", text)
+	}
+}
+
+// TestCells: a cell leads to the first trial that explains its number.
+func TestCells(t *testing.T) {
+	for name, c := range map[string]struct {
+		outcomes []batch.Outcome
+		want     string // numbers, the attempt that the link leads to, and undecided trials
+	}{
+		"one":             {[]batch.Outcome{batch.Failed}, "0/1 1"},
+		"passed":          {[]batch.Outcome{batch.Passed, batch.Passed}, "2/2 1"},
+		"failed second":   {[]batch.Outcome{batch.Passed, batch.Limit, batch.Failed}, "1/3 2"},
+		"failed first":    {[]batch.Outcome{batch.Failed, batch.Passed, batch.Failed}, "1/3 1"},
+		"undecided first": {[]batch.Outcome{batch.Suspect, batch.Infrastructure, batch.Passed, batch.Suspect}, "1/1 3 suspect×2 1 infrastructure×1 2"},
+		"none judged":     {[]batch.Outcome{batch.Infrastructure}, "0/0 infrastructure×1 1"},
+	} {
+		var results []batch.Result
+		attempts := map[string]int{"": 0}
+		for i, o := range c.outcomes {
+			r := batch.Result{Key: batch.Key{Task: "t", Agent: "a", Attempt: i + 1}, Outcome: o}
+			results, attempts[trialDir(r)] = append(results, r), i+1
+		}
+		cell := newIndex(results, 0).cell("t", "a")
+		got := fmt.Sprintf("%d/%d", cell.Passed, cell.Judged)
+		if cell.Dir != "" {
+			got += fmt.Sprintf(" %d", attempts[cell.Dir])
+		}
+		for _, u := range cell.Undecided {
+			got += fmt.Sprintf(" %s×%d %d", u.Outcome, u.Count, attempts[u.Dir])
+		}
+		if got != c.want {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+	}
+}
+
+// TestCostPlot: points are where their figures say, and labels don't cover each other.
+func TestCostPlot(t *testing.T) {
+	s, _ := newSample(1, 1)
+	s.Agents, s.Tasks, s.Attempts = nil, nil, 1
+	var results []batch.Result
+	for i := range maxPoints + 2 {
+		s.Agents = append(s.Agents, fmt.Sprintf("m%02d", i))
+		r := newSampleResult(batch.Key{Task: "t", Agent: s.Agents[i], Attempt: 1}, s.Created, 22) // passes
+		r.Usage.CostMicroUSD = new(int64(100_000 * (i + 1)))
+		if i == 0 {
+			r.Outcome = batch.Failed
+		}
+		results = append(results, r)
+	}
+	free := newSampleResult(batch.Key{Task: "t", Agent: "free", Attempt: 1}, s.Created, 22)
+	free.Usage.CostMicroUSD = nil
+	s.Agents = append(s.Agents, "free")
+	p := newPage(s, append(results, free)).Costs
+	if p == nil || p.Max != "$1.70" || p.Half != "$0.85" || p.Left != 2 || p.Unknown != 1 || len(p.Points) != maxPoints {
+		t.Fatalf("%+v", p)
+	}
+	last, labels := 0.0, []float64{}
+	for i, d := range p.Points {
+		if d.Y != plotTop || d.X <= last || d.X > plotRight || d.Top != plotTop || d.Height <= 0 {
+			t.Errorf("point %d: %+v", i, d)
+		}
+		last, labels = d.X, append(labels, d.LabelY)
+	}
+	slices.Sort(labels)
+	for i, y := range labels {
+		if y < 0 || y > plotBottom || i > 0 && y-labels[i-1] < plotLine {
+			t.Errorf("labels at %v", labels)
+			break
+		}
+	}
+	if two := newPage(batch.Spec{Agents: s.Agents[:2], Tasks: []batch.SpecTask{{ID: "t"}}, Attempts: 1}, results).Costs; len(two.Points) != 2 || two.Points[0].X != plotRight || two.Points[0].Anchor != "end" || two.Points[1].Y != plotBottom || two.Points[1].X != (plotLeft+plotRight)/2 {
+		t.Errorf("two agents: %+v", two)
+	}
+	if none := newPage(batch.Spec{Agents: []string{"free"}, Attempts: 1}, []batch.Result{free}).Costs; none != nil {
+		t.Errorf("without costs: %+v", none)
 	}
 }

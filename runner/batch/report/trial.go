@@ -2,6 +2,7 @@ package report
 
 import (
 	_ "embed" // the page's template
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -24,7 +25,7 @@ const (
 var trialText string
 
 type trialPage struct {
-	style
+	head
 
 	trialRow
 	Rewards    []namedReward
@@ -60,14 +61,14 @@ var shownFiles = []string{
 	batch.VerifierDir + "/" + batch.OutputFile, batch.StepsDir + "/*/" + batch.VerifierDir + "/" + batch.OutputFile,
 }
 
-func readTrialPage(dir string, results []batch.Result, i int) (*trialPage, error) {
+func (o ViewOptions) readTrialPage(results []batch.Result, i int) (*trialPage, error) {
 	r := results[i]
-	root, err := openTrial(dir, r.Key.Name())
+	root, err := openTrial(o.Dir, r.Key.Name())
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = root.Close() }() // only read
-	p := &trialPage{style: newStyle(pageStyle), trialRow: newTrialRow(r, 0), Sessions: findSessions(root)}
+	p := &trialPage{head: o.newHead(fmt.Sprintf("%s, %s, attempt %d", r.Task, r.Agent, r.Attempt), ""), trialRow: newTrialRow(r, 0), Sessions: findSessions(root)}
 	for name, value := range r.Rewards {
 		p.Rewards = append(p.Rewards, namedReward{name, value})
 	}

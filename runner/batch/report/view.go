@@ -21,8 +21,15 @@ import (
 	"github.com/caisson-run/caisson/runner/internal/httpserver"
 )
 
-// filePolicy is for files of agents and verifiers: they are shown, but can do nothing.
-const filePolicy = "default-src 'none'; sandbox"
+const (
+	// filePolicy is for files of agents and verifiers: they are shown, but can do
+	// nothing.
+	filePolicy = "default-src 'none'; sandbox"
+	// storyPolicy is for sessions, whose pages have styles and pictures of their own.
+	storyPolicy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+	// noFrames is added to the policies of all pages. It counts only in a header.
+	noFrames = "; frame-ancestors 'none'"
+)
 
 // Bounds on the time for a request's headers and a response.
 const (
@@ -30,34 +37,40 @@ const (
 	responseTime = 10 * time.Minute
 )
 
-// ViewOptions configures [Serve]. All fields are required.
+// ViewOptions configures [Serve] and [NewHandler]. All fields but Home are required.
 type ViewOptions struct {
 	// Dir is a batch's directory. The batch may be running.
 	Dir   string
 	Title string
+	// Home is the address of a page that pages link to, or "".
+	Home string
 	// Story writes the page of the session whose records are in dir.
 	Story func(w io.Writer, dir string) error
 }
 
-// Serve shows a batch's current state on a listener until ctx ends: the report at
-// /KEY/, and where the report links to a trial's directory, the trial's page, the story
-// of its sessions, and its files as text. Without the key, nothing is found. Serve only
-// reads, and follows no symlinks out of trials' directories. It closes the listener.
+// Serve serves [NewHandler] below /KEY/ on a listener until ctx ends. Without the key,
+// nothing is found. Serve closes the listener.
 func Serve(ctx context.Context, l net.Listener, key string, o ViewOptions) error {
-	h := &http.Server{Handler: http.StripPrefix("/"+key, newHandler(o)), ReadHeaderTimeout: requestTime, WriteTimeout: responseTime}
+	h := &http.Server{Handler: http.StripPrefix("/"+key, NewHandler(o)), ReadHeaderTimeout: requestTime, WriteTimeout: responseTime}
 	return httpserver.Serve(ctx, h, func() error { return nil }, l)
 }
 
-// newHandler handles requests below the key.
-func newHandler(o ViewOptions) http.Handler {
+// NewHandler shows a batch's current state: the report at /, comparisons of two agents
+// at /compare, and where the report links to a trial's directory, the trial's page, the
+// story of its sessions, and its files as text. Links are relative, so that a prefix can
+// be stripped. The handler only reads, and follows no symlinks out of trials'
+// directories. It checks no client.
+func NewHandler(o ViewOptions) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", o.serveReport)
+	mux.HandleFunc("GET /compare", o.serveComparison)
 	mux.HandleFunc("GET /"+batch.TrialsDir+"/{trial}/{$}", o.serveTrial)
 	mux.HandleFunc("GET /"+batch.TrialsDir+"/{trial}/{file...}", o.serveFile)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		httpserver.KeepConnection(r) // it knows the key
 		h := w.Header()
 		h.Set("Cache-Control", "no-store")
+		h.Set("Content-Security-Policy", filePolicy+noFrames) // of errors
 		h.Set("Referrer-Policy", "no-referrer")
 		h.Set("X-Content-Type-Options", "nosniff")
 		h.Set("X-Frame-Options", "DENY")
@@ -65,13 +78,44 @@ func newHandler(o ViewOptions) http.Handler {
 	})
 }
 
-func (o ViewOptions) serveReport(w http.ResponseWriter, _ *http.Request) {
-	spec, err := batch.ReadSpec(o.Dir)
-	var results []batch.Result
-	if err == nil {
+func (o ViewOptions) newHead(title, rules string) head {
+	h := newHead(title, rules, "'self'")
+	h.Home = o.Home
+	return h
+}
+
+func (o ViewOptions) read() (spec batch.Spec, results []batch.Result, err error) {
+	if spec, err = batch.ReadSpec(o.Dir); err == nil {
 		results, err = batch.ReadResults(o.Dir)
 	}
-	writePage(w, err, func(out io.Writer) error { return Write(out, o.Title, spec, results) })
+	return spec, results, err
+}
+
+func (o ViewOptions) serveReport(w http.ResponseWriter, _ *http.Request) {
+	spec, results, err := o.read()
+	if err != nil {
+		writeError(w, err)
+		return
+	}
+	p := newPage(spec, results)
+	p.head = o.newHead(o.Title, filterRules(len(p.Agents)))
+	if len(p.Agents) > 1 {
+		p.Choice = &choice{spec.Agents, p.Agents[0].Agent, p.Agents[1].Agent}
+	}
+	writePage(w, p.Policy, func(out io.Writer) error { return pageTemplate().Execute(out, p) })
+}
+
+func (o ViewOptions) serveComparison(w http.ResponseWriter, r *http.Request) {
+	spec, results, err := o.read()
+	var p *comparePage
+	if err == nil {
+		p, err = newComparePage(o, spec, results, r.FormValue("a"), r.FormValue("b"))
+	}
+	if err != nil {
+		writeError(w, err)
+		return
+	}
+	writePage(w, p.Policy, func(out io.Writer) error { return pageTemplate().ExecuteTemplate(out, "compare", p) })
 }
 
 func (o ViewOptions) serveTrial(w http.ResponseWriter, r *http.Request) {
@@ -82,9 +126,13 @@ func (o ViewOptions) serveTrial(w http.ResponseWriter, r *http.Request) {
 	}
 	var p *trialPage
 	if err == nil {
-		p, err = readTrialPage(o.Dir, results, i)
+		p, err = o.readTrialPage(results, i)
 	}
-	writePage(w, err, func(out io.Writer) error { return pageTemplate().ExecuteTemplate(out, "trial", p) })
+	if err != nil {
+		writeError(w, err)
+		return
+	}
+	writePage(w, p.Policy, func(out io.Writer) error { return pageTemplate().ExecuteTemplate(out, "trial", p) })
 }
 
 // serveFile writes a trial's file, or for a session's directory its story.
@@ -92,26 +140,27 @@ func (o ViewOptions) serveFile(w http.ResponseWriter, r *http.Request) {
 	name, isDir := strings.CutSuffix(r.PathValue("file"), "/")
 	root, err := openTrial(o.Dir, r.PathValue("trial"))
 	if err != nil {
-		writePage(w, err, nil)
+		writeError(w, err)
 		return
 	}
 	defer func() { _ = root.Close() }() // only read
 	if isDir {
 		if !slices.Contains(findSessions(root), name) {
-			err = fs.ErrNotExist
+			writeError(w, fs.ErrNotExist)
+			return
 		}
-		writePage(w, err, func(out io.Writer) error { return o.Story(out, filepath.Join(root.Name(), name)) })
+		writePage(w, storyPolicy, func(out io.Writer) error { return o.Story(out, filepath.Join(root.Name(), name)) })
 		return
 	}
 	f, err := openFile(root, name)
 	if err != nil {
-		writePage(w, err, nil)
+		writeError(w, err)
 		return
 	}
 	defer func() { _ = f.Close() }() // only read
 	info, err := f.Stat()
 	if err != nil {
-		writePage(w, err, nil)
+		writeError(w, err)
 		return
 	}
 	w.Header().Set("Content-Security-Policy", filePolicy)
@@ -125,19 +174,25 @@ func (o ViewOptions) serveFile(w http.ResponseWriter, r *http.Request) {
 }
 
 // writePage writes a page, or the error from making it.
-func writePage(w http.ResponseWriter, err error, write func(out io.Writer) error) {
+func writePage(w http.ResponseWriter, policy string, write func(out io.Writer) error) {
 	var page bytes.Buffer // buffer it, so that an error has its status
-	if err == nil {
-		err = write(&page)
+	if err := write(&page); err != nil {
+		writeError(w, err)
+		return
 	}
+	w.Header().Set("Content-Security-Policy", policy+noFrames)
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	_, _ = page.WriteTo(w) // the browser is gone
+}
+
+func writeError(w http.ResponseWriter, err error) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		http.Error(w, "there is no such page", http.StatusNotFound)
-	case err != nil:
-		http.Error(w, showLine(err), http.StatusInternalServerError)
+	case errors.Is(err, errNoAgent):
+		http.Error(w, showLine(err), http.StatusNotFound)
 	default:
-		w.Header().Set("Content-Type", "text/html; charset=utf-8")
-		_, _ = page.WriteTo(w) // the browser is gone
+		http.Error(w, showLine(err), http.StatusInternalServerError)
 	}
 }
 

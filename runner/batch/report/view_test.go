@@ -55,7 +55,7 @@ func writeBatch(t testing.TB, s batch.Spec, results []batch.Result, files map[st
 // serveBatch shows a batch, and returns a function that fetches its pages.
 func serveBatch(t testing.TB, dir string) func(path string) (status int, header http.Header, body string) {
 	t.Helper()
-	srv := httptest.NewServer(newHandler(ViewOptions{Dir: dir, Title: "shop", Story: func(w io.Writer, dir string) error {
+	srv := httptest.NewServer(NewHandler(ViewOptions{Dir: dir, Title: "shop", Story: func(w io.Writer, dir string) error {
 		_, err := fmt.Fprintln(w, "the story of", filepath.Base(dir))
 		return err
 	}}))
@@ -206,5 +206,69 @@ func TestServe(t *testing.T) {
 	stop()
 	if err := <-ended; err != nil {
 		t.Error(err)
+	}
+}
+
+// TestCompareView: two agents are compared under a prefix, with links to the trials of
+// both, and what can't be compared is said.
+func TestCompareView(t *testing.T) {
+	s, results := newSample(8, 1)
+	for i := range results {
+		results[i].Checksum, results[i].Outcome, results[i].Class = "sha256:"+results[i].Task, batch.Passed, ""
+		if results[i].Agent == s.Agents[1] && results[i].Task != "shop-007" {
+			results[i].Outcome = batch.Failed
+		}
+	}
+	results[0].Outcome, results[0].Class = batch.Suspect, batch.VerifierNetwork
+	s.Agents = append(s.Agents, "a&b=c <i>\u202e")
+	dir, _ := writeBatch(t, s, results, nil)
+	srv := httptest.NewServer(http.StripPrefix("/b/x", NewHandler(ViewOptions{Dir: dir, Title: "shop", Home: "/b"})))
+	t.Cleanup(srv.Close)
+	get := func(path string) (int, http.Header, string) {
+		t.Helper()
+		r, err := srv.Client().Get(srv.URL + "/b/x" + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Body.Close()
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.StatusCode, r.Header, string(body)
+	}
+	status, header, page := get("/compare?a=openai%2Fgpt-5&b=ollama%2Ffast")
+	text := textOf(t, page)
+	for _, want := range []string{
+		"openai/gpt-5 is better than ollama/fast by 85.7 points on 7 tasks", "7 tasks in both, 1 left out", "better on 6, worse on 0, same on 1; McNemar's exact test decides",
+		"Tasks on which they differ: 6", "shop-001 1/1 0/1", "Left out: 1 shop-000 no trial of openai/gpt-5 was judged", "openai/gpt-5 7 / 7", "1 suspect", "All batches", `a&b=c <i>\u202e`,
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the comparison lacks %q", want)
+		}
+	}
+	for _, r := range results[2:4] {
+		if !strings.Contains(page, `<a href="trials/`+r.Key.Name()+`/">`) {
+			t.Errorf("there is no link to %s", r.Key.Name())
+		}
+	}
+	if policy := header.Get("Content-Security-Policy"); status != http.StatusOK || !strings.HasPrefix(policy, "default-src 'none'; style-src 'sha256-") || !strings.HasSuffix(policy, "form-action 'self'; frame-ancestors 'none'") || strings.Contains(policy, "unsafe") {
+		t.Errorf("status %d, policy %q", status, policy)
+	}
+	if t.Failed() {
+		t.Log(text)
+	}
+	for path, want := range map[string]struct {
+		status int
+		text   string
+	}{
+		"/": {200, `<form class="choose" method="get" action="compare">`}, "/compare": {200, "Choose two different agents"}, "/compare?a=openai/gpt-5&b=openai/gpt-5": {200, "Choose two different agents"},
+		"/compare?a=openai/gpt-5&b=gone%1b":                      {404, `the batch has no such agent: "gone\x1b". Choose one of these: openai/gpt-5, ollama/fast, `},
+		"/compare?a=openai/gpt-5&b=a%26b%3Dc%20%3Ci%3E%E2%80%AE": {200, "no task in common"}, "/compare?a=openai/gpt-5&b=a%26b%3Dc%20%3Ci%3E%5Cu202e": {200, "no task in common"},
+	} {
+		status, _, page := get(path)
+		if status != want.status || !strings.Contains(page, want.text) {
+			t.Errorf("%s: status %d: %s", path, status, page)
+		}
 	}
 }
