@@ -24,11 +24,13 @@ type archive struct {
 	stateDir string
 	// shows is Options.Shows.
 	shows func(workspace string) bool
+	// only is the one session that clients see, or "" for all.
+	only string
 }
 
 // findDir returns the directory of a session, if it has records.
 func (a archive) findDir(id string) (string, bool) {
-	if !sessionID().MatchString(id) {
+	if !sessionID().MatchString(id) || a.only != "" && id != a.only {
 		return "", false
 	}
 	dir := sessiondir.Path(a.stateDir, id)
@@ -62,6 +64,9 @@ func (a archive) isVisible(dir string) bool {
 
 // listIDs returns the IDs of all sessions, newest first.
 func (a archive) listIDs() ([]string, error) {
+	if a.only != "" {
+		return []string{a.only}, nil
+	}
 	names, err := sessiondir.List(a.stateDir)
 	if err != nil {
 		return nil, err

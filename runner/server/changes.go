@@ -307,6 +307,8 @@ func (a changesAPI) endForApply(ctx context.Context, id string, r ApplyRequest) 
 	}
 	v := live.sessionView(false)
 	switch {
+	case live.adopted != nil:
+		return inTerminal()
 	case !sandbox.WorkspaceMode(v.Mode).KeepsChanges():
 		return newProblem(http.StatusConflict, "no_changes", "session "+id+" works on the directory itself", "Its changes are there; mode overlay keeps changes apart")
 	case v.State == StateRunning:

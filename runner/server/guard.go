@@ -51,6 +51,8 @@ type guard struct {
 	hosts       []string // names of the server besides localhost
 	openMetrics bool
 	bodyTime    time.Duration
+	signIns     *signIns
+	pages       Pages // nil: only the API
 }
 
 // protectRoutes returns a handler that serves mux behind all checks.
@@ -85,6 +87,10 @@ func (g *guard) protectRoutes(mux *http.ServeMux) http.Handler {
 				zap.String("client", clientOf(r.Context()).label), zap.Duration("took", time.Since(began)))
 		}()
 		p := g.checkOrigin(r, cross)
+		if g.pages != nil && isPage(r.URL.Path) {
+			g.servePage(slots, out, r, p)
+			return
+		}
 		if p == nil && !g.isPublic(r) {
 			r, p = g.identify(out, r)
 		}
@@ -135,7 +141,7 @@ func (g *guard) serveRoute(mux *http.ServeMux, slots *httpserver.Quota, out *res
 		defer release()
 	}
 	if pattern != uploadRoute && !public {
-		if p := readBody(out, r); p != nil {
+		if p := readBody(out, r, "application/json"); p != nil {
 			return p
 		}
 		out.unread = false
@@ -197,7 +203,7 @@ func (g *guard) knownHost(r *http.Request) bool {
 		}
 	}
 	host = strings.TrimSuffix(strings.TrimPrefix(host, "["), "]")
-	if strings.EqualFold(host, "localhost") || slices.ContainsFunc(g.hosts, func(known string) bool { return strings.EqualFold(known, host) }) {
+	if strings.EqualFold(host, "localhost") || strings.EqualFold(host, PageHost) || g.signIns != nil && strings.EqualFold(host, g.signIns.host) || slices.ContainsFunc(g.hosts, func(known string) bool { return strings.EqualFold(known, host) }) {
 		return true
 	}
 	ip := net.ParseIP(host)
@@ -219,13 +225,13 @@ func (g *guard) authorize(from client, pattern string) *Problem {
 	return from.lacksRole(role)
 }
 
-// readBody reads a request's whole body, at most maxBodyBytes, within the read
-// deadline set by protectRoutes, and then clears the deadline.
-func readBody(w http.ResponseWriter, r *http.Request) *Problem {
+// readBody reads a request's whole body of the type want, at most maxBodyBytes,
+// within the read deadline set by protectRoutes, and then clears the deadline.
+func readBody(w http.ResponseWriter, r *http.Request, want string) *Problem {
 	if kind := r.Header.Values("Content-Type"); len(kind) > 0 || r.ContentLength != 0 {
 		media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
-		if len(kind) > 1 || err != nil || media != "application/json" {
-			return newProblem(http.StatusUnsupportedMediaType, "content_type", "the body must be JSON", "Send Content-Type: application/json")
+		if len(kind) > 1 || err != nil || media != want {
+			return newProblem(http.StatusUnsupportedMediaType, "content_type", "the body is of another type", "Send Content-Type: "+want)
 		}
 	}
 	if r.ContentLength > maxBodyBytes {

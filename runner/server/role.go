@@ -70,6 +70,7 @@ var routeRoles = map[string]Role{
 	"GET /sandboxes/{id}/terminal":                             RoleRun,
 	"PUT /sandboxes/{id}/files":                                RoleRun,
 	"GET /sandboxes/{id}/files":                                RoleRun,
+	"POST /signins":                                            RoleRead,
 	"GET /metrics":                                             RoleRead,
 	"GET /openapi.json":                                        roleAny,
 	"GET /healthz":                                             roleNone,

@@ -58,7 +58,7 @@ func TestEveryRouteRequiresARole(t *testing.T) {
 		"POST /sandboxes": "runner default", "GET /sandboxes": "reader default", "GET /sandboxes/{id}": "reader default", "DELETE /sandboxes/{id}": "runner default",
 		"PUT /sandboxes/{id}/files": "runner default", "GET /sandboxes/{id}/files": "runner default",
 		"POST /sandboxes/{id}/exec": "runner default", "DELETE /sandboxes/{id}/exec/{exec}": "runner default", "GET /sandboxes/{id}/terminal": "runner default",
-		"POST /sessions/{id}/apply": "", "GET /metrics": "reader default", "GET /openapi.json": "reader runner approver default",
+		"POST /sessions/{id}/apply": "", "GET /metrics": "reader default", "POST /signins": "reader default", "GET /openapi.json": "reader runner approver default",
 		"GET /healthz": "reader runner approver default",
 	}
 	var doc struct {

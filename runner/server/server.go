@@ -19,8 +19,10 @@ type Server struct {
 	sessions *registry
 	streams  *streamsAPI
 	guard    *guard
+	mux      *http.ServeMux
 	handler  http.Handler
 	openAPI  []byte
+	views    viewCache
 }
 
 // New returns a server that does not listen yet.
@@ -36,14 +38,15 @@ func New(o Options) (*Server, error) {
 	s := &Server{diagnostics: newDiagnostics(o.Logger), opts: o}
 	s.sessions = newRegistry(&s.opts, s.diagnostics)
 	s.streams = &streamsAPI{sessions: s.sessions, most: o.MaxStreams, open: httpserver.NewQuota(o.MaxStreams)}
-	s.guard = &guard{diagnostics: s.diagnostics, keys: keys, hosts: o.Hosts, openMetrics: o.OpenMetrics, bodyTime: o.bodyTime}
+	s.guard = &guard{diagnostics: s.diagnostics, keys: keys, hosts: o.Hosts, openMetrics: o.OpenMetrics, bodyTime: o.bodyTime, signIns: newSignIns()}
 	mux := http.NewServeMux()
+	s.mux = mux
 	sandboxes := sandboxesAPI{s.sessions}
 	s.openAPI, err = registerRoutes(mux, s.diagnostics,
 		sessionsAPI{s.sessions}, sandboxes, execsAPI{sandboxes, s.streams},
 		&terminalsAPI{sandboxes: sandboxes, streams: s.streams, firstTime: o.bodyTime, pingTime: o.pingTime},
 		filesAPI{sandboxes: sandboxes, streams: s.streams, maxBytes: o.MaxTransfer, idleTime: o.copyTime}, turnsAPI{s.sessions}, confirmationsAPI{s.sessions}, s.streams, valuesAPI{s.sessions},
-		changesAPI{sessions: s.sessions, open: o.OpenWorkspace, settle: o.Settle})
+		s.guard.signIns, changesAPI{sessions: s.sessions, open: o.OpenWorkspace, settle: o.Settle})
 	if err != nil {
 		return nil, fmt.Errorf("new server: %w", err)
 	}

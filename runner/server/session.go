@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -34,7 +35,9 @@ type session struct {
 	feed    *feed
 	steps   *trace.Steps
 	// sandbox is nil for a session with a model.
-	sandbox       *liveSandbox
+	sandbox *liveSandbox
+	// adopted is nil unless somebody else runs the session.
+	adopted       *Adoption
 	confirmations *confirmations
 	// done releases Prepare's resources.
 	done func()
@@ -61,6 +64,7 @@ type session struct {
 	recMu sync.Mutex
 	facts record.SessionCreated
 	spent *limits.Usage // of the running turn; nil before its first model call
+	said  string        // the first message
 }
 
 func newSession(d *diagnostics, title string, from client) *session {
@@ -119,6 +123,12 @@ func (s *session) observeRecord(r record.Record, _ []byte) {
 		if step.Model != nil {
 			s.addUsage(step.Model.Usage)
 		}
+	case record.KindMessage:
+		if step.Kind == trace.StepUser {
+			s.recMu.Lock()
+			s.said = cmp.Or(s.said, step.Text)
+			s.recMu.Unlock()
+		}
 	case record.KindConfirmationRequested:
 		if c := step.Call; c != nil {
 			s.confirmations.rememberTurn(c.Asked[len(c.Asked)-1].ID, r.Turn)
@@ -139,6 +149,9 @@ func (s *session) addUsage(u limits.Usage) {
 
 // startTurn starts a turn with a user's message, or continues the last one.
 func (s *session) startTurn(in NewTurn, from client, traceparent string) (*runner.Turn, error) {
+	if s.adopted != nil {
+		return s.startAdopted(in, from, traceparent)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -155,32 +168,43 @@ func (s *session) startTurn(in NewTurn, from client, traceparent string) (*runne
 	} else {
 		t, err = s.run.StartFor(from.runnerUser(), in.Message, o)
 	}
-	if p := limitProblem(err); p != nil {
-		return nil, p
-	}
-	if p := s.resumeProblem(err); p != nil {
-		return nil, p
-	}
-	switch {
-	case errors.Is(err, runner.ErrBusy):
-		return nil, newProblem(http.StatusConflict, "busy", "turn "+s.run.Status().Turn+" is running", "Wait for its end, or cancel it")
-	case errors.Is(err, runner.ErrOver):
-		return nil, newProblem(http.StatusConflict, "over", "the session takes no more turns: "+s.run.Status().Over, "End it with DELETE, and start another one")
-	case err != nil:
-		return nil, s.internalProblem("start turn", err)
+	if err != nil {
+		return nil, s.turnProblem(err)
 	}
 	if s.title == "" {
 		s.title = displayTitle(in.Message)
 	}
+	s.keepTurn(t)
+	s.idle.Stop()
+	s.follows.Go(func() { s.watchTurn(t) })
+	return t, nil
+}
+
+// turnProblem returns the problem of a turn that could not begin.
+func (s *session) turnProblem(err error) *Problem {
+	if p := limitProblem(err); p != nil {
+		return p
+	}
+	if p := s.resumeProblem(err); p != nil {
+		return p
+	}
+	switch {
+	case errors.Is(err, runner.ErrBusy):
+		return newProblem(http.StatusConflict, "busy", "turn "+s.run.Status().Turn+" is running", "Wait for its end, or cancel it")
+	case errors.Is(err, runner.ErrOver):
+		return newProblem(http.StatusConflict, "over", "the session takes no more turns: "+s.run.Status().Over, "End it with DELETE, and start another one")
+	}
+	return s.internalProblem("start turn", err)
+}
+
+// keepTurn keeps a turn for its report. The caller holds mu.
+func (s *session) keepTurn(t *runner.Turn) {
 	s.turns[t.ID] = t
 	s.order = append(s.order, t.ID)
 	if len(s.order) > keptTurns {
 		delete(s.turns, s.order[0])
 		s.order = s.order[1:]
 	}
-	s.idle.Stop()
-	s.follows.Go(func() { s.watchTurn(t) })
-	return t, nil
 }
 
 // turnView returns a turn that the session still remembers.
@@ -203,6 +227,11 @@ func (s *session) cancelTurn(id string, from client) {
 	s.mu.Lock()
 	t := s.turns[id]
 	s.mu.Unlock()
+	if t == nil && s.adopted != nil {
+		if t = s.adopted.Running(); t != nil && t.ID != id {
+			t = nil
+		}
+	}
 	if t != nil {
 		select {
 		case <-t.Done(): // it has ended
@@ -273,7 +302,8 @@ func (s *session) endIdle(client string) bool {
 }
 
 // close starts to end the session, on behalf of a client unless it is "", and
-// returns at once. The channel closed reports the end.
+// returns at once. The channel closed reports the end. An adopted session goes
+// on elsewhere.
 func (s *session) close(client string) {
 	s.closing.Do(func() {
 		s.mu.Lock()
@@ -291,6 +321,12 @@ func (s *session) close(client string) {
 }
 
 func (s *session) finishClose(client string) {
+	if s.adopted != nil {
+		s.feed.closeFeed()
+		s.onClosed()
+		close(s.closed)
+		return
+	}
 	s.report = s.run.CloseFor(client)
 	s.follows.Wait()
 	if s.sandbox != nil {
@@ -335,6 +371,9 @@ func (s *session) sessionView(whole bool) Session {
 		Waiting: len(s.confirmations.listPending()), Seq: s.feed.lastSeq(), Over: st.Over,
 	}
 	s.recMu.Lock()
+	if v.Title == "" {
+		v.Title = displayTitle(s.said)
+	}
 	v.Spent = s.spent
 	v.setFacts(s.facts, whole)
 	s.recMu.Unlock()

@@ -135,6 +135,9 @@ func (a sessionsAPI) listSessions(limit int, before string) (SessionList, error)
 
 func (a sessionsAPI) endSession(ctx context.Context, id string) (Session, error) {
 	if live := a.sessions.liveSession(id); live != nil {
+		if live.adopted != nil {
+			return Session{}, inTerminal()
+		}
 		live.close(clientOf(ctx).name())
 		if err := waitClosed(ctx, live.closed); err != nil {
 			return Session{}, err

@@ -1,0 +1,178 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+)
+
+const (
+	// SignInCookie is the cookie of somebody who uses the page.
+	SignInCookie = "__Host-caisson"
+	// codeTime is how long a code can be used, cookieTime how long a cookie
+	// lasts without a request.
+	codeTime   = time.Minute
+	cookieTime = 12 * time.Hour
+	// maxCodes and maxCookies bound those of one token. The oldest make room.
+	maxCodes, maxCookies = 16, 64
+	// codeLetters is 80 bits of 5 each.
+	codeLetters = 16
+)
+
+// signIns turns codes that clients ask for with their tokens into the cookies
+// of browsers. It keeps only hashes. Wrong codes have no consequence: 80 bits
+// can't be guessed in a minute, and a bound on tries would let everybody who
+// reaches the port cancel the sign-ins of others. It is safe for concurrent use.
+type signIns struct {
+	// host is a name of this machine that only those know who sign in. Ports
+	// don't separate cookies: under a name that everybody knows, the server of
+	// another user on another port would get them.
+	host    string
+	mu      sync.Mutex
+	codes   map[[sha256.Size]byte]signIn
+	cookies map[[sha256.Size]byte]signIn
+}
+
+type signIn struct {
+	client
+	until time.Time
+}
+
+func newSignIns() *signIns {
+	return &signIns{host: strings.ToLower(rand.Text()[:12]) + "." + PageHost, codes: map[[sha256.Size]byte]signIn{}, cookies: map[[sha256.Size]byte]signIn{}}
+}
+
+// putSignIn adds an entry to codes or cookies, and removes those that are over
+// and the client's oldest beyond most.
+func putSignIn(in map[[sha256.Size]byte]signIn, secret string, add signIn, most int) {
+	var oldest [sha256.Size]byte
+	count := 0
+	for key, have := range in {
+		switch {
+		case !time.Now().Before(have.until):
+			delete(in, key)
+		case have.label == add.label:
+			if count++; count == 1 || have.until.Before(in[oldest].until) {
+				oldest = key
+			}
+		}
+	}
+	if count >= most {
+		delete(in, oldest)
+	}
+	in[sha256.Sum256([]byte(secret))] = add
+}
+
+// newCode returns a code with which its holder signs in as a client, once.
+func (s *signIns) newCode(from client) (code string, until time.Time) {
+	code, until = rand.Text()[:codeLetters], time.Now().Add(codeTime)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	putSignIn(s.codes, code, signIn{from, until}, maxCodes)
+	return code, until
+}
+
+// useCode returns the cookie for a code, whose letters may have any case and
+// spaces or hyphens between them. ok is false for an unknown or old one.
+func (s *signIns) useCode(code string) (cookie string, ok bool) {
+	code = strings.ToUpper(strings.NewReplacer("-", "", " ", "").Replace(strings.TrimSpace(code)))
+	sum := sha256.Sum256([]byte(code))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	found, ok := s.codes[sum]
+	delete(s.codes, sum)
+	if !ok || !time.Now().Before(found.until) {
+		return "", false
+	}
+	cookie = rand.Text() + rand.Text()
+	found.label += "/browser"
+	found.until = time.Now().Add(cookieTime)
+	putSignIn(s.cookies, cookie, found, maxCookies)
+	return cookie, true
+}
+
+// findUser returns the user whose cookie a request has, and keeps it valid.
+func (s *signIns) findUser(r *http.Request) (User, bool) {
+	cookies := r.CookiesNamed(SignInCookie)
+	if len(cookies) != 1 {
+		return User{}, false
+	}
+	value := cookies[0].Value
+	sum := sha256.Sum256([]byte(value))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	found, ok := s.cookies[sum]
+	if !ok || !time.Now().Before(found.until) {
+		return User{}, false
+	}
+	found.until = time.Now().Add(cookieTime)
+	s.cookies[sum] = found
+	form := sha256.Sum256([]byte("form " + value))
+	return User{found.client, hex.EncodeToString(form[:16]), sum}, true
+}
+
+func (s *signIns) signOut(u User) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.cookies, u.cookie)
+}
+
+// User is somebody who uses the server's page in a browser. It has the roles of
+// the token with which it signed in.
+type User struct {
+	client
+	form   string
+	cookie [sha256.Size]byte
+}
+
+// Label returns the label of the user's token, and where the user is:
+// "alice/browser". Records name the user http:alice/browser.
+func (u User) Label() string { return u.label }
+
+// Has reports whether the user has a role.
+func (u User) Has(r Role) bool { return u.hasRole(r) }
+
+// Form returns the token that the user's forms must send as the field "form".
+func (u User) Form() string { return u.form }
+
+type userKey struct{}
+
+// UserOf returns the user who sent a request to the server's [Pages]. ok is
+// false for a request of nobody who is signed in.
+func UserOf(ctx context.Context) (_ User, ok bool) {
+	u, ok := ctx.Value(userKey{}).(User)
+	return u, ok
+}
+
+// SignIn is a code for the page.
+type SignIn struct {
+	Code    string    `json:"code" doc:"for the page's /login, once"`
+	Expires time.Time `json:"expires_at"`
+	Host    string    `json:"host" doc:"a name of the server's machine that browsers on it find by themselves, and that no other program knows"`
+}
+
+func (s *signIns) addOperations(o operations) {
+	huma.Register(o.api, o.newOperation(http.MethodPost, "/signins", "signIn", "Get a code for the page",
+		"The page asks for a code of this token, and gives the browser the token's roles: open /login#CODE.", http.StatusCreated),
+		func(ctx context.Context, _ *struct{}) (*body[SignIn], error) {
+			code, until := s.newCode(clientOf(ctx))
+			return &body[SignIn]{SignIn{code, until.UTC(), s.host}}, nil
+		})
+}
+
+// cookieOf returns the cookie of a user, or with "" the one that removes it.
+func cookieOf(value string) *http.Cookie {
+	c := &http.Cookie{Name: SignInCookie, Value: cmp.Or(value, "-"), Path: "/", Secure: true, HttpOnly: true, SameSite: http.SameSiteStrictMode}
+	if value == "" {
+		c.MaxAge = -1
+	}
+	return c
+}
