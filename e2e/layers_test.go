@@ -112,11 +112,12 @@ var ranks = map[string]int{
 	"runner/mcpserver":                 10,
 	"runner/server":                    10,
 	"runner/server/internal/outputlog": 0,
+	"runner/server/page":               12,
 
 	".": 11,
 
-	"cmd/caisson":       12,
-	"cmd/caisson-guest": 12,
+	"cmd/caisson":       13,
+	"cmd/caisson-guest": 13,
 }
 
 // unranked are folders whose packages no rank binds, and that nothing in the

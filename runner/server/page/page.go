@@ -1,0 +1,298 @@
+// Package page is the page of caisson serve: sessions as people follow and
+// answer them, in HTML from the server. Scripts only make it quicker.
+//
+// Everything that a user does is a request of the API on their behalf, with the
+// roles of the token that they signed in with. Texts of models, tools and tasks
+// reach the page only through html/template and [trace.Templates].
+package page
+
+import (
+	"bytes"
+	"context"
+	"embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"html/template"
+	"io"
+	"io/fs"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/caisson-run/caisson/runner/server"
+	"github.com/caisson-run/caisson/runner/trace"
+)
+
+//go:embed assets templates
+var files embed.FS
+
+// Options are what the page shows beside sessions.
+type Options struct {
+	// Workspace is offered for new sessions, Models are the names that clients
+	// may use.
+	Workspace string
+	Models    []string
+	// Doctor checks the machine.
+	Doctor func(ctx context.Context) []Finding
+	// Batches are absolute paths of batches, or of directories that hold them.
+	Batches []string
+	// Story writes the exported page of the session whose records are in dir.
+	// It is needed with Batches.
+	Story func(w io.Writer, dir string) error
+}
+
+// Finding is the result of one check of the machine: ok, warning, failed or
+// absent, with what was found and what to do about it.
+type Finding struct{ Check, Result, Detail, Hint string }
+
+// Page serves the page of one server. It is safe for concurrent use.
+type Page struct {
+	srv       *server.Server
+	o         Options
+	mux       *http.ServeMux
+	templates func() *template.Template
+	indexes   indexCache
+	batches   *batches
+	reading   sync.Once // of all sessions
+}
+
+// contentPolicy lets the page load its own files only, and nothing but text become
+// part of it: scripts can't make markup from strings except by their own policy.
+const contentPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; " +
+	"frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types caisson"
+
+// New returns the page of a server, which passes requests to it after
+// [server.Server.ServePages].
+func New(srv *server.Server, o Options) *Page {
+	p := &Page{srv: srv, o: o, mux: http.NewServeMux(), templates: sync.OnceValue(parseTemplates), batches: &batches{dirs: o.Batches, story: o.Story}}
+	assets, err := fs.Sub(files, "assets")
+	if err != nil {
+		panic(err) // a valid name
+	}
+	p.mux.Handle("GET /assets/", withCaching(http.StripPrefix("/assets/", http.FileServerFS(assets))))
+	p.mux.HandleFunc("GET /assets/trace.css", func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/css; charset=utf-8")
+		w.Header().Set("Cache-Control", "no-cache")
+		http.ServeContent(w, r, "", time.Time{}, strings.NewReader(trace.Style()))
+	})
+	p.mux.HandleFunc("GET /login", p.showLogin)
+	p.mux.HandleFunc("POST /login", p.signIn)
+	for pattern, serve := range map[string]func(http.ResponseWriter, *http.Request, server.User) error{
+		"POST /logout": p.signOut,
+		"GET /b":       p.showBatches, "GET /b/{name}/{rest...}": func(w http.ResponseWriter, r *http.Request, _ server.User) error { return p.batches.serve(w, r) },
+		"GET /{$}": p.showSessions, "POST /{$}": p.startSession,
+		"GET /attention": p.countWaiting, "GET /doctor": p.showDoctor,
+		"GET /s/{id}": p.showStory, "GET /s/{id}/chunk/{n}": p.writeChunk, "GET /s/{id}/stream": p.streamSession, "GET /s/{id}/find": p.findStep,
+		"GET /s/{id}/changes": p.showChanges, "GET /s/{id}/timeline": p.showTimeline, "GET /s/{id}/records": p.showRecords, "GET /s/{id}/film/{seq}": p.showFilm,
+		"POST /s/{id}/message": p.sendMessage, "POST /s/{id}/stop": p.stopTurn, "POST /s/{id}/end": p.endSession,
+		"POST /s/{id}/answer": p.answer, "POST /s/{id}/apply": p.apply,
+	} {
+		p.mux.HandleFunc(pattern, p.forUsers(serve))
+	}
+	return p
+}
+
+func parseTemplates() *template.Template {
+	t := trace.Templates().Funcs(template.FuncMap{
+		"since": formatSince, "until": formatUntil,
+		"json": func(v any) (string, error) {
+			var text strings.Builder
+			out := json.NewEncoder(&text)
+			out.SetEscapeHTML(false) // the template does
+			out.SetIndent("", "  ")
+			err := out.Encode(v)
+			return text.String(), err
+		},
+	})
+	return template.Must(t.ParseFS(files, "templates/*.tmpl"))
+}
+
+// withCaching lets browsers keep files, which they ask about each time.
+func withCaching(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "no-cache")
+		h.ServeHTTP(w, r)
+	})
+}
+
+// ServeHTTP serves a request that the server has let pass.
+func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	setHeaders(w)
+	if _, pattern := p.mux.Handler(r); pattern == "" {
+		p.Refuse(w, r, &server.Problem{Status: http.StatusNotFound, Title: "Not found", Detail: "There is no such page."})
+		return
+	}
+	p.mux.ServeHTTP(w, r)
+}
+
+func setHeaders(w http.ResponseWriter) {
+	h := w.Header()
+	h.Set("Content-Security-Policy", contentPolicy)
+	h.Set("Cross-Origin-Opener-Policy", "same-origin")
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+	// A page without a referrer would send forms with the origin "null".
+	h.Set("Referrer-Policy", "same-origin")
+	h.Set("X-Frame-Options", "DENY")
+}
+
+// Refuse shows why a request was refused, and the way back.
+func (p *Page) Refuse(w http.ResponseWriter, r *http.Request, problem *server.Problem) {
+	setHeaders(w)
+	back := "/"
+	if id := r.PathValue("id"); id != "" {
+		back = "/s/" + id
+	} else if rest, ok := strings.CutPrefix(r.URL.Path, "/s/"); ok {
+		back = "/s/" + strings.SplitN(rest, "/", 2)[0]
+	}
+	p.write(w, problem.Status, "problem", problemView{p.frame(r, problem.Title, ""), problem, back})
+}
+
+type problemView struct {
+	frame
+	Problem *server.Problem
+	Back    string
+}
+
+// forUsers shows the form for signing in to everybody else.
+func (p *Page) forUsers(serve func(http.ResponseWriter, *http.Request, server.User) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		u, ok := server.UserOf(r.Context())
+		switch {
+		case !ok && r.Method == http.MethodGet && !strings.HasSuffix(r.URL.Path, "/stream"):
+			p.write(w, http.StatusUnauthorized, "login", loginView{frame: p.frame(r, "Sign in", ""), To: r.URL.RequestURI()})
+		case !ok:
+			p.Refuse(w, r, &server.Problem{Status: http.StatusUnauthorized, Title: "Signed out", Detail: "You aren't signed in any more. Sign in, and try again."})
+		case !u.Has(server.RoleRead):
+			p.Refuse(w, r, &server.Problem{Status: http.StatusForbidden, Title: "Not allowed", Detail: "The page needs a token with the role read."})
+		default:
+			if err := serve(w, r, u); err != nil {
+				p.fail(w, r, err)
+			}
+		}
+	}
+}
+
+func (p *Page) fail(w http.ResponseWriter, r *http.Request, err error) {
+	problem, ok := errors.AsType[*server.Problem](err)
+	switch {
+	case ok:
+	case r.Context().Err() != nil:
+		return // the browser is gone
+	default:
+		problem = &server.Problem{Status: http.StatusInternalServerError, Title: "Failed", Detail: err.Error()}
+	}
+	p.Refuse(w, r, problem)
+}
+
+// frame is what every page has.
+type frame struct {
+	Title string
+	// Section is sessions, batches, doctor or "".
+	Section string
+	// User is the label of the user, or "" for nobody.
+	User, Form                  string
+	CanRun, CanAnswer, CanAdmin bool
+}
+
+func (p *Page) frame(r *http.Request, title, section string) frame {
+	f := frame{Title: title, Section: section}
+	if u, ok := server.UserOf(r.Context()); ok {
+		f.User, f.Form = strings.TrimSuffix(u.Label(), "/browser"), u.Form()
+		f.CanRun, f.CanAnswer, f.CanAdmin = u.Has(server.RoleRun), u.Has(server.RoleApprove), u.Has(server.RoleAdmin)
+	}
+	return f
+}
+
+// write writes a page from a template.
+func (p *Page) write(w http.ResponseWriter, status int, name string, data any) {
+	var out bytes.Buffer // so that an error has its status
+	if err := p.templates().ExecuteTemplate(&out, name, data); err != nil {
+		http.Error(w, fmt.Sprintf("the page %s can't be written: %v", name, err), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.WriteHeader(status)
+	_, _ = out.WriteTo(w) // the browser may be gone
+}
+
+type loginView struct {
+	frame
+	// To is the path to show after signing in.
+	To     string
+	Failed bool
+}
+
+func (p *Page) showLogin(w http.ResponseWriter, r *http.Request) {
+	p.write(w, http.StatusOK, "login", loginView{frame: p.frame(r, "Sign in", ""), To: ownPath(r.URL.Query().Get("to"))})
+}
+
+// ownPath returns a path of the page, or "/" for anything that could lead
+// elsewhere.
+func ownPath(to string) string {
+	if !strings.HasPrefix(to, "/") || strings.HasPrefix(to, "//") || strings.ContainsAny(to, "\\\r\n\t") {
+		return "/"
+	}
+	return to
+}
+
+func (p *Page) signIn(w http.ResponseWriter, r *http.Request) {
+	to := ownPath(r.PostForm.Get("to"))
+	cookie, ok := p.srv.SignIn(r.PostForm.Get("code"))
+	if !ok {
+		p.write(w, http.StatusForbidden, "login", loginView{p.frame(r, "Sign in", ""), to, true})
+		return
+	}
+	http.SetCookie(w, cookie)
+	http.Redirect(w, r, to, http.StatusSeeOther)
+}
+
+func (p *Page) signOut(w http.ResponseWriter, r *http.Request, u server.User) error {
+	http.SetCookie(w, p.srv.SignOut(u))
+	http.Redirect(w, r, "/login", http.StatusSeeOther)
+	return nil
+}
+
+// showDoctor shows findings that have paths of the server's machine, which the
+// API doesn't tell clients.
+func (p *Page) showDoctor(w http.ResponseWriter, r *http.Request, u server.User) error {
+	if !u.Has(server.RoleAdmin) {
+		return &server.Problem{Status: http.StatusForbidden, Title: "Not allowed", Detail: "The checks of the machine are for the role admin."}
+	}
+	view := struct {
+		frame
+		Findings []Finding
+	}{frame: p.frame(r, "Doctor", "doctor")}
+	if p.o.Doctor != nil {
+		view.Findings = p.o.Doctor(r.Context())
+	}
+	p.write(w, http.StatusOK, "doctor", view)
+	return nil
+}
+
+func (p *Page) showBatches(w http.ResponseWriter, r *http.Request, _ server.User) error {
+	p.write(w, http.StatusOK, "batches", struct {
+		frame
+		batchList
+	}{p.frame(r, "Batches", "batches"), p.batches.list()})
+	return nil
+}
+
+// formatSince returns the time since t, like 12m or 3d.
+func formatSince(t time.Time) string { return shortTime(time.Since(t)) }
+
+// formatUntil returns the time until t, like 4m 12s.
+func formatUntil(t time.Time) string { return max(time.Until(t), 0).Round(time.Second).String() }
+
+func shortTime(d time.Duration) string {
+	switch {
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", int(max(d, 0).Seconds()))
+	case d < time.Hour:
+		return fmt.Sprintf("%dm", int(d.Minutes()))
+	case d < 24*time.Hour:
+		return fmt.Sprintf("%dh", int(d.Hours()))
+	}
+	return fmt.Sprintf("%dd", int(d.Hours()/24))
+}

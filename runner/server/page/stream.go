@@ -1,0 +1,245 @@
+package page
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/caisson-run/caisson/runner/server"
+	"github.com/caisson-run/caisson/runner/trace"
+	"github.com/caisson-run/caisson/tools"
+)
+
+const (
+	// pollEvery is how often the records of another process's session are
+	// looked at, restTime the least time between two looks at any session, so that
+	// a program's output doesn't make a page for each line.
+	pollEvery, restTime = time.Second, 100 * time.Millisecond
+	// heartbeat is the time between two comments on a quiet stream, writeTime
+	// how long a browser may take to read an event.
+	heartbeat, writeTime = 15 * time.Second, 10 * time.Second
+)
+
+var errStopped = errors.New("the server stops")
+
+// stream sends what is new in a session to one browser: "step" has the items of
+// one record and its number as ID, "open" a call under way, "delta" output,
+// "ask" the questions that wait, "state" the head of the page, "end" is the last.
+type stream struct {
+	page  *Page
+	u     server.User
+	id    string
+	index *trace.Index
+	after int64
+	// sent are the last data of the events "ask", "state" and "open", the latter by
+	// the call's ID.
+	sent map[string]string
+	w    http.ResponseWriter
+	wire *http.ResponseController
+}
+
+func (p *Page) streamSession(w http.ResponseWriter, r *http.Request, u server.User) error {
+	id := r.PathValue("id")
+	text := r.Header.Get("Last-Event-ID")
+	if text == "" {
+		text = r.URL.Query().Get("after")
+	}
+	after, err := strconv.ParseInt(text, 10, 64)
+	if text != "" && (err != nil || after < 0) {
+		return &server.Problem{Status: http.StatusBadRequest, Title: "Bad request", Detail: "The number of the last event is none."}
+	}
+	x, err := p.openIndex(r.Context(), id)
+	if err != nil {
+		return err
+	}
+	release, err := p.srv.OpenStream(u)
+	if err != nil {
+		return err
+	}
+	defer release()
+	st := &stream{page: p, u: u, id: id, index: x, after: after, sent: map[string]string{}, w: w, wire: http.NewResponseController(w)}
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("X-Accel-Buffering", "no")
+	w.WriteHeader(http.StatusOK)
+	if err := st.write([]byte(": caisson\n\n")); err == nil {
+		_ = st.follow(r.Context()) // the browser comes back
+	}
+	return nil
+}
+
+// follow sends until the session has ended or the browser is gone.
+func (st *stream) follow(ctx context.Context) error {
+	f := st.page.srv.Follow(st.id)
+	var wake <-chan struct{}
+	poll := time.NewTicker(pollEvery)
+	defer poll.Stop()
+	if f != nil {
+		defer f.Leave()
+		wake = f.Wake
+	}
+	beat := time.NewTicker(heartbeat)
+	defer beat.Stop()
+	for {
+		ended, err := st.catchUp(ctx, f)
+		if err != nil {
+			return err
+		}
+		if ended {
+			return st.send("", "end", "")
+		}
+		select {
+		case <-time.After(restTime):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		select {
+		case <-wake:
+		case <-poll.C: // also how time passes on the page of a live session
+		case <-beat.C:
+			if err := st.write([]byte(": still here\n\n")); err != nil {
+				return err
+			}
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-st.page.srv.Stopped():
+			_, err := st.catchUp(ctx, f)
+			return errors.Join(errStopped, err)
+		}
+	}
+}
+
+// catchUp sends what is new. ended reports that there will be nothing more.
+func (st *stream) catchUp(ctx context.Context, f *server.Follower) (ended bool, err error) {
+	var deltas []server.Delta
+	if f != nil {
+		deltas, ended = f.Take()
+	}
+	var v sessionView
+	if v.Session, err = st.page.srv.View(st.id); err != nil {
+		return false, err
+	}
+	if err := st.index.Extend(ctx); err != nil {
+		return false, err
+	}
+	// A call is there before its output, and its output before its result.
+	begun := st.index.Overview().Begun
+	if err := st.sendOpen(begun); err != nil {
+		return false, err
+	}
+	for _, d := range deltas {
+		call, _ := tools.Display(d.CallID) // as templates write it
+		text, err := json.Marshal(struct {
+			Call    string `json:"call"`
+			Stream  string `json:"stream"`
+			Text    string `json:"text"`
+			Omitted bool   `json:"omitted,omitempty"`
+		}{call, d.Stream, d.Text, d.Omitted})
+		if err != nil {
+			return false, err
+		}
+		if err := st.send("", "delta", string(text)); err != nil {
+			return false, err
+		}
+	}
+	if err := st.sendSteps(begun); err != nil {
+		return false, err
+	}
+	v.Overview = st.index.Overview()
+	v.frame = frame{User: st.u.Label(), Form: st.u.Form(), CanRun: st.u.Has(server.RoleRun), CanAnswer: st.u.Has(server.RoleApprove), CanAdmin: st.u.Has(server.RoleAdmin)}
+	st.page.fill(ctx, st.u, &v)
+	if err := st.sendChanged("ask", "questions", v); err != nil {
+		return false, err
+	}
+	if err := st.sendChanged("state", "state", v); err != nil {
+		return false, err
+	}
+	return v.Ended && (f == nil || ended), nil
+}
+
+// sendSteps sends the steps of each new record.
+func (st *stream) sendSteps(begun time.Time) error {
+	for {
+		steps := st.index.After(st.after) // of a part
+		if len(steps) == 0 {
+			return nil
+		}
+		for i := 0; i < len(steps); {
+			n := i
+			var html bytes.Buffer
+			for ; n < len(steps) && steps[n].Seq == steps[i].Seq; n++ {
+				if err := st.page.templates().ExecuteTemplate(&html, "step", trace.StepView(steps[n], begun, "/s/"+st.id)); err != nil {
+					return err
+				}
+			}
+			if err := st.send(strconv.FormatInt(steps[i].Seq, 10), "step", html.String()); err != nil {
+				return err
+			}
+			st.after, i = steps[i].Seq, n
+		}
+	}
+}
+
+// sendOpen sends the calls under way.
+func (st *stream) sendOpen(begun time.Time) error {
+	open := map[string]bool{}
+	for _, s := range st.index.Open() {
+		key := "open " + s.Call.ID
+		open[key] = true
+		if err := st.sendTemplate(key, "open", "open", trace.StepView(s, begun, "/s/"+st.id)); err != nil {
+			return err
+		}
+	}
+	for key := range st.sent {
+		if len(key) > 5 && !open[key] {
+			delete(st.sent, key)
+		}
+	}
+	return nil
+}
+
+func (st *stream) sendChanged(event, name string, data any) error {
+	return st.sendTemplate(event, event, name, data)
+}
+
+// sendTemplate sends an event with what a template writes, unless it is what
+// was sent for this key before.
+func (st *stream) sendTemplate(key, event, name string, data any) error {
+	var html bytes.Buffer
+	if err := st.page.templates().ExecuteTemplate(&html, name, data); err != nil {
+		return err
+	}
+	if html.String() == st.sent[key] {
+		return nil
+	}
+	st.sent[key] = html.String()
+	return st.send("", event, html.String())
+}
+
+// send sends one event, without an ID if id is "".
+func (st *stream) send(id, event, data string) error {
+	var out bytes.Buffer
+	if id != "" {
+		fmt.Fprintf(&out, "id: %s\n", id)
+	}
+	fmt.Fprintf(&out, "event: %s\n", event)
+	for line := range bytes.Lines(append([]byte(data), '\n')) {
+		fmt.Fprintf(&out, "data: %s\n", bytes.TrimRight(line, "\r\n"))
+	}
+	out.WriteByte('\n')
+	return st.write(out.Bytes())
+}
+
+func (st *stream) write(text []byte) error {
+	if err := st.wire.SetWriteDeadline(time.Now().Add(writeTime)); err != nil {
+		return err
+	}
+	if _, err := st.w.Write(text); err != nil {
+		return err
+	}
+	return st.wire.Flush()
+}
