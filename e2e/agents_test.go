@@ -16,9 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/docker/docker/api/types/container"
-	"github.com/docker/docker/api/types/mount"
-
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/bridge"
@@ -333,49 +330,6 @@ func TestRealAgents(t *testing.T) {
 		}
 	})
 	t.Run("batch", func(t *testing.T) { realAgentsBatch(t, bin) })
-	t.Run("container job", func(t *testing.T) {
-		kit := newJobKit(t)
-		for name, c := range realAgents() {
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				kit.runAgent(t, bin, name, c)
-			})
-		}
-	})
-}
-
-// runAgent has an agent write a file, run a command and answer in a container in which no namespaces can be
-// made. The container has the host's programs, and reaches the model.
-func (k *jobKit) runAgent(t *testing.T, bin, name string, c realAgent) {
-	t.Helper()
-	model := &mockmodel.Model{Side: &mockmodel.Step{Text: "Title"}, Steps: []mockmodel.Step{{Calls: c.calls[:1]}, {Calls: c.calls[1:]}, {Text: "PLUMAGE"}}}
-	m := newMachine(t)
-	m.provideModel(t, model, "")
-	config := filepath.Join(k.dir, "config-"+name)
-	if err := os.CopyFS(config, os.DirFS(filepath.Join(m.home, ".config"))); err != nil {
-		t.Fatal(err)
-	}
-	packages := filepath.Dir(filepath.Dir(bin))
-	p := k.container(t, containerJob{name, jobUser, func(_ *testing.T, h *container.HostConfig) {
-		h.NetworkMode = "host"
-		for _, dir := range []string{"/usr", packages} {
-			h.Mounts = append(h.Mounts, mount.Mount{Type: mount.TypeBind, Source: dir, Target: dir, ReadOnly: true})
-		}
-	}})
-	env := []string{"PATH=" + bin + ":" + hostPath, "MODEL_KEY=" + modelKey, "XDG_CONFIG_HOME=" + filepath.Join(p.kit, filepath.Base(config))}
-	const instruction = "make it and run it"
-	out := p.begin(t, env, p.on("exec", "--model", c.model, "--agent", name, "--", instruction)).wait(t)
-	if out.status != 0 || !strings.Contains(out.stdout, "PLUMAGE") || !strings.Contains(out.stderr, "process") {
-		t.Errorf("status %d:\n%s\n%s", out.status, out.stdout, out.stderr)
-	}
-	if made := p.sh(t, "cat "+p.project()+"/made "+p.project()+"/ran"); strings.Join(strings.Fields(made.stdout), "") != "maderan" {
-		t.Errorf("made %q", made.stdout)
-	}
-	checkAgentRequests(t, model.Requests(), instruction)
-	if found := p.sh(t, "grep -rlF -e "+"'"+modelKey[:20]+"' "+p.dir); found.stdout != "" {
-		t.Errorf("the key is in %s", found.stdout)
-	}
-	p.wantNothingLeft(t)
 }
 
 // spendAll has an agent whose model's answer doesn't end, in a session with a limit. The agent

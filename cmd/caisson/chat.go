@@ -21,6 +21,7 @@ import (
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
+	"github.com/caisson-run/caisson/runner/server"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/runner/trace"
 	"github.com/caisson-run/caisson/sandbox"
@@ -146,7 +147,8 @@ func (t *chatTerminal) holdConversation(ctx context.Context, f sessionFlags, not
 	}
 	t.redactor.Store(redact.New(o.Secrets))
 	force := make(chan struct{})
-	o.Broker, o.Mirror, o.Live = t.newBroker(), t.showRecord, t.showDelta
+	p := &chatPage{settings: s.settings, adoption: server.Adoption{StateDir: a.environ.stateDir(), ID: o.Dir.Session, Dir: o.Dir.Path}}
+	o.Broker, o.Mirror, o.Live = t.newBroker(), p.passRecord(t.showRecord), p.passDelta(t.showDelta)
 	o.Force, o.Warner = force, func(warn func(string)) { t.warn.Store(&warn) }
 	session, err := runner.Open(ctx, o)
 	if err != nil {
@@ -157,6 +159,8 @@ func (t *chatTerminal) holdConversation(ctx context.Context, f sessionFlags, not
 		return chat.End{}, err
 	}
 	release()
+	p.adoption.Session, p.adoption.Broker = session, o.Broker
+	defer p.close()
 	return chat.Run(ctx, chat.Options{
 		Renderer: t.render, Keyboard: t.keyboard, Status: &t.status, Queue: func(size int, do func()) { t.out.Queue(size, do) },
 		Session: session, Dir: o.Dir.Path, Signals: a.takeSignals(), Stop: cancel, Force: sync.OnceFunc(func() { close(force) }), Exit: t.exitProgram,
@@ -165,6 +169,7 @@ func (t *chatTerminal) holdConversation(ctx context.Context, f sessionFlags, not
 		Command: func(name string, args ...string) (*exec.Cmd, error) {
 			return programs.Command(ctx, s.environ, s.writableDirs(s.workspace.Path), name, args...)
 		},
+		Page: func(turns chat.Turns) (string, error) { return p.open(ctx, turns, s.workspace.Path) },
 		Switching: chat.Switching{
 			Model: cmp.Or(o.Profiles[0].Name, o.Profiles[0].Model.Info().String()), Models: slices.Sorted(maps.Keys(s.conf.Models)), Notice: notice,
 			List:    func() ([]trace.Entry, error) { return listResumable(a, s.workspace.Path) },

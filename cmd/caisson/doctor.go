@@ -75,8 +75,13 @@ The exit status is that of the first failed check.
 // runChecks runs all checks. If the configuration can't be read it stops: the other
 // checks would not check what a run uses.
 func runChecks(ctx context.Context, a *app, flags config.File, profile string, quick bool) []doctor.Finding {
-	findings := caisson.CheckMachine()
 	s, err := loadSettings(a, flags, profile)
+	return runChecksWith(ctx, a, s, err, quick)
+}
+
+// runChecksWith is runChecks with settings, or the error of reading them.
+func runChecksWith(ctx context.Context, a *app, s *settings, err error, quick bool) []doctor.Finding {
+	findings := caisson.CheckMachine()
 	if err != nil {
 		return append(findings, failedFinding("configuration", err))
 	}

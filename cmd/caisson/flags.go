@@ -365,7 +365,7 @@ func addCompletion(root *cobra.Command, a *app) {
 	addBashFallback(root)
 	env, servers := a.environ, completeKeys(func(c config.Config) map[string]config.MCPServer { return c.MCP })
 	arguments := map[string]candidates{
-		"caisson diff": completeSessions, "caisson apply": completeSessions, "caisson sandbox exec": completeLiveSessions, "caisson sandbox attach": completeLiveSessions, "caisson sandbox rm": completeLiveSessions, "caisson sandbox cp": completeLiveSessions,
+		"caisson diff": completeSessions, "caisson open": completeSessions, "caisson apply": completeSessions, "caisson sandbox exec": completeLiveSessions, "caisson sandbox attach": completeLiveSessions, "caisson sandbox rm": completeLiveSessions, "caisson sandbox cp": completeLiveSessions,
 		"caisson trace show": completeSessions, "caisson trace verify": completeSessions, "caisson trace export": completeSessions, "caisson trace html": completeSessions, "caisson egress suggest": completeSessions,
 		"caisson tools ls": completeTools, "caisson tools call": completeTools, "caisson trust": completeDirectories, "caisson untrust": completeDirectories, "caisson config schema": completeWords("user", "project", "requirements"),
 		"caisson images rm": completeImages, "caisson images export": completeImages, "caisson images pull": completeImages, "caisson caches rm": completeCaches,

@@ -236,7 +236,7 @@ func newRoot(a *app) *cobra.Command {
 			"Without a command, caisson chat begins if a model is configured and this is a terminal.",
 		SilenceUsage: true, SilenceErrors: true,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
-	}, newRunCommand(a), talk, newBatchCommand(a), newConferCommand(a), newCoordinateCommand(a), newExecCommand(a), newShellCommand(a), newInitCommand(a), newDiffCommand(a), newApplyCommand(a), newSandboxCommand(a), newImagesCommand(a), newCachesCommand(a), newEgressCommand(a), newMCPCommand(a), newServeCommand(a), newApprovalsCommand(a),
+	}, newRunCommand(a), talk, newBatchCommand(a), newConferCommand(a), newCoordinateCommand(a), newExecCommand(a), newShellCommand(a), newInitCommand(a), newDiffCommand(a), newApplyCommand(a), newSandboxCommand(a), newImagesCommand(a), newCachesCommand(a), newEgressCommand(a), newMCPCommand(a), newServeCommand(a), newOpenCommand(a), newApprovalsCommand(a),
 		newTrustCommand(a), newUntrustCommand(a), newConfigCommand(a), newTraceCommand(a), newToolsCommand(a), newSkillsCommand(a), newAgentsCommand(a), newDoctorCommand(a), newVersionCommand(a))
 	help := root.RunE
 	root.RunE = func(cmd *cobra.Command, args []string) error {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -41,12 +42,16 @@ type serveFlags struct {
 }
 
 func newServeCommand(a *app) *cobra.Command {
-	var f serveFlags
+	var f struct {
+		Open bool `flag:"open" doc:"open the page in a browser, signed in"`
+		serveFlags
+		Batches []string `flag:"batches" doc:"directory of a batch or of several, to show in the page (repeatable)"`
+	}
 	return newCommand(&cobra.Command{
-		Use: "serve --root DIR [flags]", Short: "Serve the HTTP API: many sessions at once", Args: noArgs,
-		Long: `Serve the HTTP API: many sessions at once, each in a container of its own; their records as a stream of
-events; their confirmations, changes and metrics. docs/http.md describes the API, and so does the server
-at /openapi.json.
+		Use: "serve --root DIR [flags]", Short: "Serve a page and the HTTP API: many sessions at once", Args: noArgs,
+		Long: `Serve a page for people and the HTTP API: many sessions at once, each in a container of its own; their
+records as a stream of events; their confirmations, changes and metrics. docs/http.md describes both, and
+/openapi.json the API. --open opens the page in a browser, signed in; caisson open does so later.
 
 The server listens on ` + config.DefaultListen + `, or on a unix socket that only its user may use. Every request needs
 a bearer token. Without tokens in the configuration (serve.tokens), it makes one at each start, writes it
@@ -57,15 +62,18 @@ Confirmations wait for a client, and are refused when their time is over.
 SIGINT or SIGTERM ends the sessions and removes their containers; a second one kills running commands.
 Standard error has the log, one JSON object per line.
 `,
-		Example: `  caisson serve --root ~/work
+		Example: `  caisson serve --root ~/work --open
   caisson serve --root /srv/work --listen unix:/run/user/1000/caisson.sock --backend gvisor
   curl -H "Authorization: Bearer $(cat ~/.local/state/caisson/serve.token)" http://127.0.0.1:8717/sessions`,
-		RunE: func(cmd *cobra.Command, _ []string) error { return runServer(cmd.Context(), a, f) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			f.Settings.Serve.Batches = f.Batches
+			return runServer(cmd.Context(), a, f.serveFlags, f.Open)
+		},
 	}, &f, usesConfig|usesInput|startsSandbox, statuses{exitFailed: "the server failed, or something of a session was left behind"})
 }
 
-func runServer(ctx context.Context, a *app, f serveFlags) (err error) {
-	f.Settings.Serve = config.Serve{Listen: f.Listen, Roots: f.Roots}
+func runServer(ctx context.Context, a *app, f serveFlags, open bool) (err error) {
+	f.Settings.Serve.Listen, f.Settings.Serve.Roots = f.Listen, f.Roots
 	if f.Remote {
 		f.Settings.Serve.AllowRemote = new(true)
 	}
@@ -80,6 +88,9 @@ func runServer(ctx context.Context, a *app, f serveFlags) (err error) {
 	}
 	defer func() { _ = h.roots.close() }()
 	if err := h.checkPlaces(); err != nil {
+		return err
+	}
+	if h.batches, err = resolveBatches(h.base.conf.Serve.Batches); err != nil {
 		return err
 	}
 	keys, err := h.loadTokens()
@@ -101,6 +112,7 @@ func runServer(ctx context.Context, a *app, f serveFlags) (err error) {
 	if err != nil {
 		return &config.Error{Where: "serve", Message: err.Error(), Hint: "change serve in the configuration", Err: err}
 	}
+	h.servePage(srv)
 	listeners, err := h.openListeners(ctx)
 	if err != nil {
 		return errors.Join(err, srv.Close(nil))
@@ -108,6 +120,12 @@ func runServer(ctx context.Context, a *app, f serveFlags) (err error) {
 	keepTidy := h.cleanPeriodically(ctx)
 	defer keepTidy()
 	h.announce(listeners, "", keys)
+	if err := h.announcePage(ctx, srv, listeners, keys, open); err != nil {
+		for _, l := range listeners {
+			_ = l.Close() // it has no connections
+		}
+		return errors.Join(err, srv.Close(nil))
+	}
 	if unusable != nil {
 		h.say("backend none: sessions can only read until one can be used: " + unusable.Cause + ". " + unusable.Hint)
 	} else {
@@ -256,7 +274,7 @@ type tokens struct {
 func (h *serverHost) loadTokens() (*tokens, error) {
 	conf := h.base.conf.Serve
 	if len(conf.Tokens) == 0 {
-		return makeToken(cmp.Or(h.flags.TokenFile, filepath.Join(h.app.environ.stateDir(), "serve.token")))
+		return makeToken(cmp.Or(h.flags.TokenFile, filepath.Join(h.app.environ.stateDir(), tokenName)))
 	}
 	values, err := conf.ServeTokens(h.app.environ, readToken)
 	if err != nil {
@@ -314,6 +332,9 @@ func makeToken(path string) (*tokens, error) {
 func (t *tokens) close() error {
 	if t.path == "" {
 		return nil
+	}
+	if err := os.Remove(t.path + addressSuffix); err != nil && !errors.Is(err, fs.ErrNotExist) { // mcp writes none
+		return errors.Join(err, os.Remove(t.path), t.lock.Release())
 	}
 	return errors.Join(os.Remove(t.path), t.lock.Release())
 }

@@ -459,6 +459,8 @@ func TestServeRefusesToStart(t *testing.T) {
 		"remote":           {"", []string{"--listen", "0.0.0.0:0"}, 42, "--allow-remote"},
 		"remote, no token": {"", []string{"--listen", "0.0.0.0:0", "--allow-remote"}, 52, "has no token of its own"},
 		"no such root":     {"", []string{"--root", "/no/such"}, 42, "/no/such"},
+		"no such batches":  {"", []string{"--batches", "ROOT/one", "--batches", "/no/such"}, 42, "the batches of /no/such can't be shown"},
+		"batches, a file":  {"serve: {batches: [ROOT/one/readme]}", nil, 42, "with serve.batches in the configuration"},
 		"token not set":    {"serve: {tokens: {a: {env: NO_SUCH}}}", nil, 52, "NO_SUCH is not set"},
 		"token twice":      {"serve: {tokens: {a: {env: ALICE, file: /x}}}", nil, 52, "env or from file"},
 		"token file":       {"serve: {tokens: {a: {file: /no/such}}}", nil, 52, "/no/such"},
@@ -477,6 +479,20 @@ func TestServeRefusesToStart(t *testing.T) {
 		if status := <-s.ended; status != c.status || !strings.Contains(s.log.String(), c.says) {
 			t.Errorf("%s: status %d, want %d: %s", name, status, c.status, s.log)
 		}
+	}
+}
+
+// TestResolveBatches: the operator's own names may have links.
+func TestResolveBatches(t *testing.T) {
+	top := withoutLinks(t.TempDir())
+	dir, link := filepath.Join(top, "results"), filepath.Join(top, "link")
+	if err := errors.Join(os.Mkdir(dir, 0o700), os.Symlink(dir, link)); err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(top)
+	got, err := resolveBatches([]string{link, "results", top})
+	if want := []string{dir, dir, top}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("%q, %v", got, err)
 	}
 }
 

@@ -37,7 +37,8 @@ type serverHost struct {
 	base       *backends
 	shared     atomic.Pointer[readyBackend]
 	roots      roots
-	named      string // the workspace that the operator named besides the roots, or ""
+	named      string   // the workspace that the operator named besides the roots, or ""
+	batches    []string // directories of batches for the page
 	workspaces workspaceSet
 	log        *zap.Logger
 	secrets    []server.Token
@@ -318,6 +319,33 @@ type root struct {
 	dir  *os.Root
 }
 
+// resolveDirectory makes the path of a directory absolute. Its own name may have links:
+// it is the operator's, and is resolved once.
+func resolveDirectory(path string) (string, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	return filepath.EvalSymlinks(path)
+}
+
+// resolveBatches makes the paths of directories of batches absolute. It refuses those
+// that can't be read.
+func resolveBatches(paths []string) ([]string, error) {
+	var out []string
+	for _, path := range paths {
+		dir, err := resolveDirectory(path)
+		if err == nil {
+			_, err = os.ReadDir(dir)
+		}
+		if err != nil {
+			return nil, newFailure(exitInput, err, fmt.Sprintf("the batches of %s can't be shown: %v", path, err), "Name an existing directory with --batches, or with serve.batches in the configuration.")
+		}
+		out = append(out, dir)
+	}
+	return out, nil
+}
+
 func openRoots(paths []string) (_ roots, err error) {
 	if len(paths) == 0 {
 		return nil, newUsageError("name the directory at or below which workspaces are: --root DIR, or serve.roots in the configuration")
@@ -327,12 +355,7 @@ func openRoots(paths []string) (_ roots, err error) {
 		refused := func(err error) error {
 			return errors.Join(newFailure(exitInput, err, fmt.Sprintf("the root %s can't be used: %v", path, err), "Name an existing directory with --root."), out.close())
 		}
-		abs, err := filepath.Abs(path)
-		if err == nil {
-			// The root's own name may have links: it is the operator's, and is resolved
-			// once.
-			abs, err = filepath.EvalSymlinks(abs)
-		}
+		abs, err := resolveDirectory(path)
 		if err != nil {
 			return nil, refused(err)
 		}

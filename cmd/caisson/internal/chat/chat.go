@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -64,6 +65,9 @@ type Options struct {
 	External  func(cmd *exec.Cmd) error
 	Getenv    func(name string) string
 	Switching Switching
+	// Page serves the session's page until the chat ends, opens it in a browser if it
+	// can, and returns the address that signs a browser in.
+	Page func(t Turns) (address string, err error)
 }
 
 // End is the end of a chat.
@@ -88,6 +92,7 @@ type chat struct {
 	signal int
 	// turn is the running one, or nil. begun is when it began, answer the last answer.
 	turn    *runner.Turn
+	running atomic.Pointer[runner.Turn] // the same, for other goroutines
 	begun   time.Time
 	answer  string
 	blurred bool
@@ -316,6 +321,7 @@ func (c *chat) startTurn(text string) bool {
 // follow waits for the end of a turn in the background.
 func (c *chat) follow(turn *runner.Turn) {
 	c.turn, c.begun = turn, time.Now()
+	c.running.Store(turn)
 	c.still.Reset(stillTime)
 	go func() {
 		r := turn.Report()
@@ -370,6 +376,7 @@ func (c *chat) postCall(do func()) {
 // finishTurn shows the end of a turn and goes on with the queue.
 func (c *chat) finishTurn(r runner.TurnReport) {
 	c.turn = nil
+	c.running.Store(nil)
 	c.setHint("")
 	if r.Answer != "" {
 		c.answer = r.Answer

@@ -35,6 +35,7 @@ func commands() []command {
 		{"/cost", "show what the session has used", showCost},
 		{"/model", "list models, or choose one for the next turns: /model NAME", switchModel},
 		{"/resume", "list sessions, or go on with one: /resume SESSION", switchSession},
+		{"/open", "watch and answer in a browser, until the conversation ends", openPage},
 		{"/help", "list commands and keys", showHelp},
 		{"/quit", "end the session; its changes are kept", quitChat},
 	}

@@ -395,6 +395,7 @@ type Serve struct {
 	Listen      []string               `yaml:"listen" doc:"addresses, HOST:PORT or unix:PATH (absolute); the default is 127.0.0.1:8717"`
 	AllowRemote *bool                  `yaml:"allow_remote" doc:"allow addresses in listen that other machines can reach"`
 	Roots       []string               `yaml:"roots" doc:"absolute directories that contain the workspaces of sessions, or are one"`
+	Batches     []string               `yaml:"batches" doc:"absolute directories of caisson batch that the page shows: each is a batch, or holds batches one level below"`
 	Hosts       []string               `yaml:"hosts" doc:"more names of the server, with or without ports, besides localhost and its addresses"`
 	Tokens      map[string]TokenSource `yaml:"tokens" doc:"bearer tokens, by a label for their holder; without one, each start makes a token" each:"where a token comes from: env or file"`
 	Models      []string               `yaml:"models" doc:"names of models that clients may use; the default is all of models, and the configured model"`
