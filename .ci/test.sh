@@ -24,7 +24,7 @@ trap '[ -z "$modules" ] || end_tree "$modules"; rm -rf "$logs"; engine_stop' EXI
 trap 'exit 130' INT
 trap 'exit 143' TERM
 if [ "${INSTALL:-}" = 1 ]; then
-	engine_install
+	engine_install chromium:chromium
 	engine_start
 fi
 
@@ -82,7 +82,7 @@ source='^Test(Anchors|CommandLineText|CorpusTable|Design.*|DocumentLinks|GuestLi
 # They are nice, so that no test of the others misses a deadline for them.
 (
 	slowly='nice -n 15'
-	for module in .ci .ci/otel .ci/ollamawire .ci/junit .ci/s3 .ci/deploy sandbox/oci/runsc; do
+	for module in .ci .ci/otel .ci/ollamawire .ci/junit .ci/s3 .ci/deploy .ci/browser sandbox/oci/runsc; do
 		run_tests $module ./... -timeout=45m # some build servers
 	done
 	run_tests . ./e2e $vet $race "$link" -run "$source"

@@ -1,0 +1,274 @@
+package browser
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+)
+
+// cart is a task with a call to allow, one to deny, one that fails and an answer.
+const cart = `
+  - text: I subtract the discount.
+    calls: [{tool: patch_file, input: {path: cart.go, old: return sum, new: return sum - discount}}]
+  - calls: [{tool: shell, input: {command: "rm cart.go"}}]
+  - calls: [{tool: read_file, input: {path: missing.go}}]
+  - text: The total is **right** now.
+`
+
+// user goes through the journeys: with the mouse, or with the keyboard alone.
+type user struct {
+	*tab
+	mouse bool
+}
+
+// use presses a button or follows a link, with one click or with Tab and Enter.
+func (u user) use(selector string) {
+	u.t.Helper()
+	if u.mouse {
+		u.click(selector)
+		return
+	}
+	u.reach(selector)
+	u.enter()
+}
+
+// enter presses Enter. Without script it leads to another page.
+func (u user) enter() {
+	u.t.Helper()
+	if u.script {
+		u.press(kb.Enter)
+		return
+	}
+	get[string](u.tab, `document.documentElement.dataset.old = "yes"`)
+	u.press(kb.Enter)
+	u.wait(`!document.documentElement.dataset.old && document.readyState === "complete"`)
+}
+
+// into moves into a field.
+func (u user) into(selector string) {
+	u.t.Helper()
+	if u.mouse {
+		u.click(selector)
+		return
+	}
+	u.reach(selector)
+}
+
+// settles waits until something is there. Without script a person reloads the page for it.
+func (u user) settles(expression string) {
+	u.t.Helper()
+	if u.script {
+		u.wait(expression)
+		return
+	}
+	eventually(u.t, expression, func() bool {
+		u.run(chromedp.Reload())
+		return get[bool](u.tab, "Boolean("+expression+")")
+	})
+}
+
+// costs compares the keys and clicks since the last call with a journey's.
+func (u user) costs(journey string, most int) {
+	u.t.Helper()
+	u.t.Logf("%s: %d keys, %d clicks", journey, u.keys, u.clicks)
+	if u.mouse && u.script && u.keys+u.clicks > most {
+		u.t.Errorf("%s takes %d keys and clicks, want %d at most", journey, u.keys+u.clicks, most)
+	}
+	u.keys, u.clicks = 0, 0
+}
+
+// cardReady is true once the buttons of the card work, and the page's script has begun if
+// it has one.
+func (b *tab) cardReady() string {
+	ready := `document.querySelector("#questions button[value=allow]:not([aria-disabled=true])")`
+	if b.script {
+		ready = `document.querySelector("#keys:not([hidden])") && ` + ready
+	}
+	return ready
+}
+
+// TestJourneys types a task, allows a call, denies another, reads the changes, applies
+// them and looks for the failure: with the mouse, with the keyboard alone, and without
+// script.
+func TestJourneys(t *testing.T) {
+	for _, way := range []struct {
+		name          string
+		mouse, script bool
+	}{{"mouse", true, true}, {"keyboard", false, true}, {"no script", false, false}} {
+		t.Run(way.name, func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t, map[string]string{"cart": cart})
+			u := user{s.tab(t, way.script), way.mouse}
+
+			u.signInAt(s.opened)
+			u.into("textarea[name=message]")
+			u.enters("make the discount count")
+			u.use("#new button.main, form[action='/'] button")
+			u.says("h1", "make the discount count")
+			u.costs("1, type a task", 2)
+
+			u.settles(u.cardReady())
+			if way.script && !way.mouse {
+				u.press("a")
+				u.wait(`document.activeElement.closest("#questions")`)
+			}
+			u.use("#questions button[value=allow]")
+			u.settles(`document.querySelector("#questions")?.textContent.includes("rm cart.go")`)
+			u.costs("3, allow a call", 1)
+
+			u.settles(u.cardReady())
+			u.into("#questions input[name=reason]")
+			u.enters("it is still needed")
+			u.enter() // the form's first button is Deny
+			u.settles(`document.querySelector("#story")?.textContent.includes("The total is right now.")`)
+			u.settles(`document.querySelector("#story").textContent.includes("it is still needed")`)
+			u.costs("4, deny it and say why", 2)
+
+			u.use("a[href$='/changes']")
+			u.says("main", "sum - discount")
+			if text := s.file("cart.go"); strings.Contains(text, "discount\n}") {
+				t.Error("the changes are in the workspace before they are applied")
+			}
+			u.use("button[name=action][value=apply]")
+			u.says("main", "The changes are applied")
+			u.costs("5, read the changes and apply them", 3)
+			if text := s.file("cart.go"); !strings.Contains(text, "return sum - discount") {
+				t.Errorf("applied, the file is\n%s", text)
+			}
+
+			out, err := s.command("open", "last", "--print", "--url", s.address, "--token-file", filepath.Join(s.home, "alice.token")).Output()
+			found := openLine.FindSubmatch(out)
+			if err != nil || found == nil {
+				t.Fatalf("caisson open last: %v\n%s", err, out)
+			}
+			u.signInAt(string(found[1]))
+			u.says("h1", "make the discount count")
+			if way.script {
+				u.shows("#keys:not([hidden])")
+				u.press("n")
+			} else {
+				u.use("#nextfailure")
+			}
+			u.wait(`/^#s\d+/.test(location.hash) && document.querySelector(location.hash)`)
+			u.costs("6, why did it fail", 2)
+			u.check()
+		})
+	}
+}
+
+func (s *site) file(name string) string {
+	s.t.Helper()
+	text, err := os.ReadFile(filepath.Join(s.workspace, name))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return string(text)
+}
+
+// TestTerminalInABrowser watches a conversation of a terminal after /open, journey 2.
+func TestTerminalInABrowser(t *testing.T) {
+	t.Parallel()
+	s := newHome(t, map[string]string{"chat": "  - text: First.\n  - text: Second.\n"})
+	cmd := s.command("chat", "--plain", "--backend", "gvisor", "--mode", "overlay", "--policy", "sandboxed", "--model", "chat")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stdout, cmd.Stderr = s.log, s.log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill() }) // it has ended, unless the test failed
+	say := func(text string) {
+		t.Helper()
+		if _, err := io.WriteString(in, text+"\n"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	say("hello")
+	eventually(t, "it answers", func() bool { return strings.Contains(s.log.String(), "First.") })
+	say("/open")
+	eventually(t, "it says where the page is", func() bool {
+		found := openLine.FindStringSubmatch(s.log.String())
+		if found != nil {
+			s.opened = found[1]
+			s.base, _, _ = strings.Cut(s.opened, "/login")
+		}
+		return found != nil
+	})
+	b := s.tab(t, true)
+	b.signInAt(s.opened)
+	b.says("#story", "First.")
+	say("and more")
+	b.says("#story", "Second.") // without a reload
+	b.check()
+	say("/quit")
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("%v\n%s", err, s.log)
+	}
+}
+
+// TestOneAnswerCounts answers a question in two browsers and over the API at once. One
+// answer counts, and the others see whose.
+func TestOneAnswerCounts(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, map[string]string{"cart": cart})
+	id, turn := s.session("cart", "fix it")
+	q := s.question(id)
+	tabs := map[string]*tab{"alice": s.tab(t, true).signIn("alice"), "bob": s.tab(t, true).signIn("bob")}
+	for _, b := range tabs {
+		b.open("/s/" + id)
+		b.wait(b.cardReady())
+	}
+	var group sync.WaitGroup
+	var status int
+	var text []byte
+	group.Go(func() {
+		status, text = s.send("carol", "POST", "/sessions/"+id+"/turns/"+turn+"/confirmations/"+q, answerOf("deny", "no"))
+	})
+	for _, b := range tabs {
+		group.Go(func() {
+			_, _ = try[chromedp.Void](b, `document.querySelector("#questions button[value=deny]").click()`)
+		})
+	}
+	group.Wait()
+	for _, b := range tabs {
+		b.wait("!document.querySelector(" + quote("#q-"+q+":not(.over)") + ")")
+	}
+	all, err := os.ReadFile(filepath.Join(s.home, ".local", "state", "caisson", "sessions", id, "trace.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var winner string
+	count := 0
+	for line := range strings.Lines(string(all)) {
+		var r struct {
+			Kind    string
+			Payload struct{ By, Client string }
+		}
+		if json.Unmarshal([]byte(line), &r) == nil && r.Kind == "tool.confirmation_resolved" {
+			count++
+			winner = r.Payload.By + r.Payload.Client
+		}
+	}
+	if count != 1 {
+		t.Errorf("%d answers count: %s", count, all)
+	}
+	t.Logf("the answer of %s counts", winner)
+	for name, b := range tabs {
+		if winner != "userhttp:"+name+"/browser" {
+			b.says("body", strings.TrimPrefix(winner, "user")) // on the page, or in what its answer was refused with
+		}
+	}
+	if winner != "userhttp:carol" && (status != http.StatusConflict || !strings.Contains(string(text), strings.TrimPrefix(winner, "user"))) {
+		t.Errorf("the API doesn't say whose answer counts: %d %s", status, text)
+	}
+}
