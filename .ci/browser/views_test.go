@@ -111,11 +111,13 @@ func TestViews(t *testing.T) {
 	for _, path := range paths {
 		b.open(path)
 		b.shows("main")
+		b.wait(`document.readyState === "complete" && (!document.querySelector("#story") || document.querySelector("#story .step"))`)
 		for _, width := range []int64{320, 1200} {
 			for _, scheme := range []string{"light", "dark"} {
 				b.run(call(emulation.SetDeviceMetricsOverride, emulation.SetDeviceMetricsOverrideParams{Width: width, Height: 900, DeviceScaleFactor: 1}),
 					call(emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}}))
 				b.wait(fmt.Sprintf(`innerWidth === %d && matchMedia("(prefers-color-scheme: %s)").matches`, width, scheme))
+				b.wait(`!document.querySelector("#story") || document.querySelector("#story .step")`)
 				for _, v := range violations() {
 					t.Errorf("%s, %s, %d px: %s", path, scheme, width, v)
 				}
@@ -124,7 +126,7 @@ func TestViews(t *testing.T) {
 						`[...document.querySelectorAll("body *")].filter(e => e.getBoundingClientRect().right > %d).slice(0, 5).map(e => e.outerHTML.slice(0, 100)).join(" … ")`, width)))
 				}
 				if shots != "" {
-					name := strings.Trim(regexp.MustCompile(`[^a-z0-9]+`).ReplaceAllString(strings.ReplaceAll(strings.ReplaceAll(path, id, "done"), waiting, "waiting"), "-"), "-")
+					name := "page-" + strings.Trim(regexp.MustCompile(`[^a-z0-9]+`).ReplaceAllString(strings.ReplaceAll(strings.ReplaceAll(path, id, "done"), waiting, "waiting"), "-"), "-")
 					b.shoot(filepath.Join(shots, fmt.Sprintf("%s-%s-%d.png", name, scheme, width)), true)
 				}
 			}
