@@ -1,6 +1,7 @@
 package batch
 
 import (
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -8,8 +9,8 @@ import (
 // Machines counts the machines that tests of trials asked for and got. MissingMachine
 // says why one is missing.
 var (
-	MachinesAsked, MachinesMade int
-	MissingMachine              string
+	MachinesAsked, MachinesMade atomic.Int64
+	MissingMachine              atomic.Value
 )
 
 // SetHealthTime changes the bound of health checks for a test.

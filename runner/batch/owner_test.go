@@ -20,9 +20,11 @@ func TestOrdinaryUser(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to become another user; the other tests are an ordinary user's here")
 	}
+	t.Parallel()
 	const uid = 1000
 	for backend, tests := range map[string][]string{"gvisor": {"TestDeepChanges"}, "runc": {"TestDeepChanges", "TestClosedDirectories", "TestHostileAgents"}} {
 		t.Run(backend, func(t *testing.T) {
+			t.Parallel()
 			dir, err := os.MkdirTemp("", "caisson-user-") //nolint:usetesting // the directory above t.TempDir is closed to others
 			must(t, err)
 			t.Cleanup(func() { must(t, os.RemoveAll(dir)) })

@@ -33,8 +33,8 @@ func TestMain(m *testing.M) {
 		os.Exit(0)
 	}
 	status := m.Run()
-	if MachinesAsked > 0 && MachinesMade == 0 && status == 0 && !testing.Verbose() && !testing.Short() {
-		fmt.Fprintf(os.Stderr, "FAIL: no test of a trial ran: %s; -v lists what was skipped, and -short allows it\n", MissingMachine)
+	if MachinesAsked.Load() > 0 && MachinesMade.Load() == 0 && status == 0 && !testing.Verbose() && !testing.Short() {
+		fmt.Fprintf(os.Stderr, "FAIL: no test of a trial ran: %s; -v lists what was skipped, and -short allows it\n", MissingMachine.Load())
 		status = 1
 	}
 	os.Exit(status)

@@ -47,7 +47,7 @@ const (
 // TestSuspect: a verifier whose download also fails without the agent says nothing
 // about the agent.
 func TestSuspect(t *testing.T) {
-	backends(t, func(t *testing.T, m *machine) {
+	backendsAlone(t, func(t *testing.T, m *machine) {
 		var down atomic.Int64
 		m.internet(&down)
 		definition := m.task(downloading, map[string]string{"tests/test.sh": download, "solution/solve.sh": solve("echo right > answer")})

@@ -73,7 +73,7 @@ type machine struct {
 // newMachine returns a machine, or skips the test if the backend is missing.
 func newMachine(t testing.TB, backend string) *machine {
 	t.Helper()
-	batch.MachinesAsked++
+	batch.MachinesAsked.Add(1)
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
 		skip(t, "busybox is missing")
@@ -122,7 +122,7 @@ func newMachine(t testing.TB, backend string) *machine {
 	if err != nil {
 		skip(t, fmt.Sprintf("%s: %v", backend, err))
 	}
-	batch.MachinesMade++
+	batch.MachinesMade.Add(1)
 	store, err := m.host.Images(t.Context())
 	must(t, err)
 	p, err := policy.Preset("ci")
@@ -143,7 +143,7 @@ func newMachine(t testing.TB, backend string) *machine {
 }
 
 func skip(t testing.TB, why string) {
-	batch.MissingMachine = why
+	batch.MissingMachine.Store(why)
 	t.Skip(why)
 }
 
@@ -182,8 +182,23 @@ func builtProgram(t testing.TB, name string) string {
 	return path
 }
 
-// backends runs a test on each backend on which commands can be root.
+// backends runs a test on each backend on which commands can be root, beside other
+// tests.
 func backends(t *testing.T, test func(t *testing.T, m *machine)) {
+	t.Helper()
+	t.Parallel()
+	for _, name := range []string{"gvisor", "runc"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, newMachine(t, name))
+		})
+	}
+}
+
+// backendsAlone is backends one after the other and beside no other test, for tests in
+// which something has little time.
+func backendsAlone(t *testing.T, test func(t *testing.T, m *machine)) {
+	t.Helper()
 	for _, name := range []string{"gvisor", "runc"} {
 		t.Run(name, func(t *testing.T) { test(t, newMachine(t, name)) })
 	}
@@ -414,7 +429,7 @@ func TestCostOfAll(t *testing.T) {
 
 // TestAgentTimeout is acceptance check 4: the verifier runs all the same.
 func TestAgentTimeout(t *testing.T) {
-	backends(t, func(t *testing.T, m *machine) {
+	backendsAlone(t, func(t *testing.T, m *machine) {
 		files := map[string]string{"solution/solve.sh": solve("echo x > done; sleep 60; echo y > done"), "tests/test.sh": check("[ \"$(cat done)\" = x ]")}
 		r, _ := m.run(m.task("[agent]\ntimeout_sec = 1.5\n", files), batch.Oracle)
 		expect(t, "passed", r, batch.Passed, "", "wall_time")
