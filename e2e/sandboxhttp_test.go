@@ -172,6 +172,7 @@ const (
 // request is sent again with its key: each sandbox is made once, each command runs once, all
 // output and files arrive, and nothing is left. The control, without keys, makes some twice.
 func TestSandboxesOverCutConnections(t *testing.T) {
+	t.Parallel()
 	if _, err := exec.LookPath("curl"); err != nil {
 		lacking(t, "", "needs curl")
 	}

@@ -44,7 +44,7 @@ func InNamespace() bool { return os.Getenv(inNamespace) != "" }
 // namespace, the test is skipped, or fails if REQUIRE_BACKENDS is set.
 func Run(t *testing.T, subtests int, env ...string) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=5m")
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=15m")
 	cmd.Env = append(append(os.Environ(), inNamespace+"="+t.TempDir()), env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	if os.Geteuid() != 0 {
