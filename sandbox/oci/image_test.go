@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -83,6 +82,8 @@ func (f *fakeSource) Archive(context.Context, images.Reference, io.Writer) (stri
 	return "", errors.ErrUnsupported
 }
 
+var builtShell = sandboxtest.BuildOnce("sandbox/oci/testdata/shell")
+
 // shellRoot returns a root filesystem with testdata/shell as /bin/sh and a
 // directory for a VOLUME.
 func shellRoot(t *testing.T) string {
@@ -97,11 +98,9 @@ func shellRoot(t *testing.T) string {
 		must(t, copyProgram(filepath.Join(dir, shellProgram), filepath.Join(root, "bin/sh")))
 		return root
 	}
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", filepath.Join(root, "bin/sh"), "./testdata/shell")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build shell: %v: %s", err, out)
-	}
+	program, err := builtShell()
+	must(t, err)
+	must(t, sandboxtest.WriteProgram(filepath.Join(root, "bin/sh"), program))
 	return root
 }
 

@@ -255,13 +255,13 @@ func BuildProbe(t testing.TB) string { return writeBuilt(t, "probe", builtProbe)
 func BuildGuest(t testing.TB) string { return writeBuilt(t, "caisson-guest", builtGuest) }
 
 var (
-	builtProbe = buildOnce("sandbox/sandboxtest/probe")
-	builtGuest = buildOnce("cmd/caisson-guest")
+	builtProbe = BuildOnce("sandbox/sandboxtest/probe")
+	builtGuest = BuildOnce("cmd/caisson-guest")
 )
 
-// buildOnce returns a function that builds a program of this module once per
-// process.
-func buildOnce(dir string) func() ([]byte, error) {
+// BuildOnce returns a function that builds a program of this module once per
+// process, and returns its content.
+func BuildOnce(dir string) func() ([]byte, error) {
 	return sync.OnceValues(func() ([]byte, error) {
 		temp, err := os.MkdirTemp("", "caisson-build-")
 		if err != nil {
