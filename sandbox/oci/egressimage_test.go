@@ -24,6 +24,7 @@ import (
 // egress. Nothing may be written there or to the image, or be seen of it in the
 // container. Plain files are replaced.
 func TestEgressFilesOfHostileImage(t *testing.T) {
+	t.Parallel()
 	for _, root := range []sandbox.RootMode{sandbox.RootReadOnly, sandbox.RootEphemeral} {
 		for name, tt := range map[string]struct {
 			links []string

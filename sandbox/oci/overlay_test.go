@@ -32,6 +32,7 @@ func TestOverlay(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: workspaces of several owners")
 	}
+	t.Parallel()
 	everyIsolation(t, func(t *testing.T, k Kind, isolation sandbox.Isolation) {
 		for _, uid := range []int{0, 1000, sandbox.CommandUID} {
 			t.Run(fmt.Sprint(uid), func(t *testing.T) {
@@ -79,6 +80,7 @@ const noDevices = "CAISSON_OCI_NO_DEVICES"
 // makes no whiteouts for others.
 func TestOverlayOnOverlay(t *testing.T) {
 	needRoot(t)
+	t.Parallel()
 	base := t.TempDir()
 	must(t, os.Chmod(base, 0o755))
 	must(t, os.Chmod(filepath.Dir(base), 0o755))
@@ -92,8 +94,7 @@ func TestOverlayOnOverlay(t *testing.T) {
 	if err := unix.Mknod(filepath.Join(merged, "device"), unix.S_IFCHR, 0); err == nil {
 		t.Fatal("control: an overlay of this kernel makes whiteouts")
 	}
-	t.Setenv("TMPDIR", merged)
-	asUserWith(t, GVisor, "TestUserOverlayProcess", furnishThirds(t), noDevices+"=1")
+	asUserBelow(t, merged, GVisor, "TestUserOverlayProcess", furnishThirds(t), noDevices+"=1")
 }
 
 func furnishThirds(t *testing.T) func(dir string) {
@@ -338,6 +339,7 @@ func userThirds(t *testing.T, k Kind, isolation sandbox.Isolation) {
 
 // The host's view returns the same as a Reader of the directory.
 func TestOverlayView(t *testing.T) {
+	t.Parallel()
 	everyIsolation(t, func(t *testing.T, k Kind, isolation sandbox.Isolation) {
 		b := newBed(t, k, os.Geteuid())
 		b.backend.options.Isolation = isolation
@@ -350,7 +352,10 @@ func TestOverlayView(t *testing.T) {
 }
 
 // Wherever a start is cancelled, nothing of its overlay is left.
-func TestOverlayCancelled(t *testing.T) { everyIsolation(t, overlayCancelled) }
+func TestOverlayCancelled(t *testing.T) {
+	t.Parallel()
+	everyIsolation(t, overlayCancelled)
+}
 
 func overlayCancelled(t *testing.T, k Kind, isolation sandbox.Isolation) {
 	b := newBed(t, k, os.Geteuid())

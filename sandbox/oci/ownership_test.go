@@ -20,12 +20,13 @@ func TestOwnershipMatrix(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: workspaces of several owners")
 	}
+	t.Parallel()
 	both(t, func(t *testing.T, k Kind) {
 		for _, uid := range []int{0, 1000, sandbox.CommandUID, 5555} {
 			t.Run(fmt.Sprint(uid), func(t *testing.T) {
 				b := newBed(t, k, uid)
 				worktest.Furnish(t, b.workspace, uid, uid)
-				sb := b.start(t, b.spec(t, "ses_owner"))
+				sb := b.start(t, b.spec(t, "ses_matrix"))
 				if a := sb.Attestation(); !a.IDMapped || a.User != "10001:10001" {
 					t.Errorf("%+v", a)
 				}

@@ -73,8 +73,14 @@ func needRoot(t *testing.T) {
 // asUserWith is asUser for one kind.
 func asUserWith(t *testing.T, k Kind, test string, add func(dir string), env ...string) {
 	t.Helper()
+	asUserBelow(t, "", k, test, add, env...)
+}
+
+// asUserBelow is asUserWith with the user's directory below another one.
+func asUserBelow(t *testing.T, parent string, k Kind, test string, add func(dir string), env ...string) {
+	t.Helper()
 	path := runtimePath(t, k)
-	dir, err := os.MkdirTemp("", "caisson-user-") //nolint:usetesting // the directory above t.TempDir is closed to others
+	dir, err := os.MkdirTemp(parent, "caisson-user-") //nolint:usetesting // the directory above t.TempDir is closed to others
 	must(t, err)
 	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
 	must(t, os.Chown(dir, userID, userID))
