@@ -46,7 +46,7 @@ type dangerSearch struct {
 	// command ">". shown are the arguments as people know them; nil means args.
 	match func(name string, args, shown []string) string
 	// hidden also searches what [hiddenScripts] finds, and calls match for each
-	// assignment to a part of a variable: the command "=".
+	// declaration and each assignment to a part of a variable: the command "=".
 	hidden bool
 	// most bounds the steps; 0 means maxDangerousSteps.
 	most  int
@@ -89,6 +89,10 @@ func (s *dangerSearch) searchScript(text string, depth int) {
 			if s.hidden && s.found == "" && n.Name != nil && (n.Index != nil || n.Array != nil) {
 				s.found = s.match("=", []string{n.Name.Value}, nil)
 			}
+		case *syntax.DeclClause:
+			if s.hidden && s.found == "" {
+				s.found = s.match(n.Variant.Value, namesDeclared(n), nil)
+			}
 		case *syntax.Redirect:
 			if n.Word != nil && strings.Contains(n.Op.String(), ">") {
 				s.found = s.match(">", []string{wordText(n.Word)}, nil)
@@ -100,6 +104,25 @@ func (s *dangerSearch) searchScript(text string, depth int) {
 		}
 		return true
 	})
+}
+
+// namesDeclared returns the options of a declaration, what it declares that is not an
+// assignment as written, and what references refer to.
+func namesDeclared(d *syntax.DeclClause) (words []string) {
+	references := false
+	for _, a := range d.Args {
+		switch {
+		case a.Name == nil && a.Value != nil:
+			word := wordText(a.Value)
+			words = append(words, word)
+			references = references || isCluster(word) && strings.Contains(word, "n")
+		case a.Naked && a.Name != nil:
+			words = append(words, a.Name.Value)
+		case references && a.Value != nil:
+			words = append(words, wordText(a.Value))
+		}
+	}
+	return words
 }
 
 // controlMark replaces control characters that the parser treats specially but

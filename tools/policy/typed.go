@@ -76,6 +76,9 @@ func changesInput(text string) bool {
 	if slices.ContainsFunc(typedLines(text), func(line string) bool { return len(line) > maxTypedLine }) {
 		return true
 	}
+	if usesTable(withoutEscapes.Replace(text)) {
+		return true
+	}
 	s := dangerSearch{most: maxTypedSteps, hidden: true, match: func(name string, args, _ []string) string {
 		switch name {
 		case "abbr", "alias", "bind", "bindkey", "commandline", "compdef", "complete", "fc", "hash", "hist", "history", "stty", "vared", "zle":
@@ -85,8 +88,16 @@ func changesInput(text string) bool {
 				return name
 			}
 		case "=":
-			if slices.Contains([]string{"BASH_ALIASES", "BASH_CMDS", "aliases", "galiases", "saliases", "functions", "commands"}, args[0]) {
+			if slices.Contains(commandTables, args[0]) {
 				return args[0]
+			}
+		case "printf":
+			if len(args) > 0 && strings.HasPrefix(args[0], "-v") && slices.ContainsFunc(args[:min(2, len(args))], mayNameTable) {
+				return name
+			}
+		case "declare", "export", "getopts", "local", "mapfile", "read", "readarray", "readonly", "set", "typeset", "wait":
+			if slices.ContainsFunc(args, mayNameTable) {
+				return name
 			}
 		case "r": // of ksh and zsh: r pull=push
 			if strings.Contains(strings.Join(args, " "), "=") {
@@ -99,6 +110,36 @@ func changesInput(text string) bool {
 		s.searchScript(part, 0)
 	}
 	return s.found != ""
+}
+
+// commandTables are variables of bash and zsh whose parts say what a word runs.
+var commandTables = []string{"BASH_ALIASES", "BASH_CMDS", "aliases", "galiases", "saliases", "functions", "commands"}
+
+// withoutEscapes makes a text in which a quoted name is whole.
+var withoutEscapes = strings.NewReplacer("\\\n", "", `\`, "", "'", "", `"`, "")
+
+// usesTable reports whether a text has a part of one of the commandTables, however it is
+// used: expansions assign too. The names of bash's alone are those of nothing else.
+func usesTable(text string) bool {
+	return slices.ContainsFunc(commandTables, func(table string) bool {
+		for rest := text; ; {
+			before, after, found := strings.Cut(rest, table)
+			if !found {
+				return false
+			}
+			if strings.HasPrefix(table, "BASH_") || strings.HasPrefix(after, "[") && (before == "" || !isWordByte(before[len(before)-1])) {
+				return true
+			}
+			rest = after
+		}
+	})
+}
+
+// mayNameTable reports whether an argument of a command that assigns to the variables
+// it names may name one of the commandTables.
+func mayNameTable(arg string) bool {
+	name, _, _ := strings.Cut(arg, "[")
+	return strings.ContainsAny(arg, "$`\\") || slices.Contains(commandTables, name)
 }
 
 // typedLines returns the lines of a text, with continued ones joined.
