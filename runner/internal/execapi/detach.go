@@ -26,13 +26,12 @@ var readTime = 10 * time.Second
 type detachable struct {
 	argv     []string
 	terminal *terminal.Terminal
-	ended    chan struct{} // closed once result is set
-	result   Result
+	result   Result // once the terminal has ended
 }
 
 // startDetachable starts a command, and calls release at its end.
 func (s *Server) startDetachable(ctx context.Context, r Request, release func()) *detachable {
-	c := &detachable{terminal: terminal.New(*r.Terminal), ended: make(chan struct{})}
+	c := &detachable{terminal: terminal.New(*r.Terminal)}
 	for _, a := range r.Argv {
 		c.argv = append(c.argv, string(a))
 	}
@@ -47,7 +46,6 @@ func (s *Server) startDetachable(ctx context.Context, r Request, release func())
 		s.mu.Lock()
 		delete(s.detachable, r.ID)
 		s.mu.Unlock()
-		close(c.ended)
 		c.terminal.End()
 	})
 	return c
@@ -116,7 +114,6 @@ func (s *Server) servePeerOf(c *detachable, conn *net.UnixConn, in *wire.Reader,
 	_ = conn.SetWriteDeadline(time.Now().Add(resultTime)) // ends what stdin sends
 	peer.Wait()
 	if errors.Is(err, io.EOF) {
-		<-c.ended
 		return c.result
 	}
 	return Result{Detached: true}
