@@ -71,9 +71,9 @@ func needRoot(t *testing.T) {
 }
 
 // asUserWith is asUser for one kind.
-func asUserWith(t *testing.T, k Kind, test string, add func(dir string), env ...string) {
+func asUserWith(t *testing.T, k Kind, test string, add func(dir string)) {
 	t.Helper()
-	asUserBelow(t, "", k, test, add, env...)
+	asUserBelow(t, "", k, test, add)
 }
 
 // asUserBelow is asUserWith with the user's directory below another one.
