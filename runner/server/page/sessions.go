@@ -62,7 +62,7 @@ func (s sessionRow) matches(show, text string) bool {
 		return true
 	}
 	in := strings.ToLower(strings.Join([]string{s.Title, s.Workspace, s.Model, s.ID, s.Backend, s.Reason, s.Client}, "\n"))
-	for _, word := range strings.Fields(strings.ToLower(text)) {
+	for word := range strings.FieldsSeq(strings.ToLower(text)) {
 		if !strings.Contains(in, word) {
 			return false
 		}
