@@ -51,9 +51,9 @@ beginning of one, or last. Start the server first: caisson serve --root DIR.
 The command shows its token to the server and gets a code, which the browser exchanges for a cookie. A
 code works once, and for a minute. The page may do what the token may.
 
-The address has a name below caisson.localhost, which browsers find on this machine by themselves and no
-other program knows, so that none gets the cookie. Where a browser doesn't find it, write 127.0.0.1
-instead. Without a display, or with --print, the command only prints the address.
+The address has a random name below caisson.localhost, so that no other server on this machine gets the
+cookie. If your browser doesn't find it, replace the name with 127.0.0.1. Without a display, or with
+--print, the command only prints the address. SESSION is looked up on this machine.
 `,
 		Example: `  caisson open
   caisson open last
@@ -159,13 +159,13 @@ func pageBase(u *url.URL, name string) string {
 	return u.Scheme + "://" + host
 }
 
-// codeTime bounds the request for a code.
-const codeTime = 10 * time.Second
+// requestTime bounds the request for a code.
+const requestTime = 10 * time.Second
 
 // requestCode asks a server for a code of a token. It sends the token to no other
 // server.
 func requestCode(ctx context.Context, base *url.URL, token string) (got server.SignIn, _ error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, codeTime, fmt.Errorf("there was no answer in %s", codeTime))
+	ctx, cancel := context.WithTimeoutCause(ctx, requestTime, fmt.Errorf("there was no answer in %s", requestTime))
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, base.String()+"/signins", nil)
 	if err != nil {
@@ -262,8 +262,8 @@ func (h *serverHost) checkMachine() func(context.Context) []webpage.Finding {
 	}
 }
 
-// announcePage tells the operator where the page is. With open, it also opens it, signed
-// in as an administrator.
+// announcePage tells the operator how to see the page. With open, it also opens it, signed
+// in with keys.administrator.
 func (h *serverHost) announcePage(ctx context.Context, srv *server.Server, listeners []net.Listener, keys *tokens, open bool) error {
 	var addresses []string
 	for _, l := range listeners {
@@ -280,11 +280,11 @@ func (h *serverHost) announcePage(ctx context.Context, srv *server.Server, liste
 		}
 		return nil
 	}
-	base, how := pageBase(u, server.PageHost), "caisson open signs you in"
+	how := "the page: run caisson open"
 	if !isLoopback(u.Host) {
-		how = "browsers keep its cookie only with HTTPS: put a proxy in front of it"
+		how = "the page needs a proxy with TLS: browsers don't keep its cookie otherwise"
 	}
-	h.say("the page is at " + base + "/ (" + how + ")")
+	h.say(how)
 	if open {
 		at := server.PageURL(pageBase(u, srv.PageHost()), srv.NewCode(keys.administrator()), "")
 		h.say("open " + at)
@@ -381,7 +381,7 @@ func (p *chatPage) serve(ctx context.Context, turns chat.Turns) error {
 	if err != nil {
 		return errors.Join(err, l.Close())
 	}
-	srv.ServePages(webpage.New(srv, webpage.Options{}))
+	srv.ServePages(webpage.New(srv, webpage.Options{Conversation: true}))
 	_, port, _ := net.SplitHostPort(l.Addr().String()) // as the kernel writes it
 	p.adoption, p.srv, p.base = o, srv, "http://"+net.JoinHostPort(srv.PageHost(), port)
 	serving, end := context.WithCancelCause(context.WithoutCancel(ctx))

@@ -53,11 +53,12 @@ func newServeCommand(a *app) *cobra.Command {
 records as a stream of events; their confirmations, changes and metrics. docs/http.md describes both, and
 /openapi.json the API. --open opens the page in a browser, signed in; caisson open does so later.
 
-The server listens on ` + config.DefaultListen + `, or on a unix socket that only its user may use. Every request needs
-a bearer token. Without tokens in the configuration (serve.tokens), it makes one at each start, writes it
-to a file that only its user may read (serve.token in the state directory), and prints that path, never
-the token. Workspaces are at or below a --root, and a client can't loosen the settings here.
-Confirmations wait for a client, and are refused when their time is over.
+The server listens on ` + config.DefaultListen + `, or on a unix socket that only its user may use. Every request of
+the API needs a bearer token; browsers sign in (caisson open). Without tokens in the configuration
+(serve.tokens), the server makes one at each start, writes it to a file that only its user may read
+(serve.token in the state directory), and prints that path, never the token. Workspaces are at or below
+a --root, and a client can't loosen the settings here. Confirmations wait for a client, and are refused
+when their time is over.
 
 SIGINT or SIGTERM ends the sessions and removes their containers; a second one kills running commands.
 Standard error has the log, one JSON object per line.

@@ -77,7 +77,7 @@ func Adopt(o Adoption) (*Server, error) {
 
 // inTerminal is the problem of a request that only the terminal serves.
 func inTerminal() *Problem {
-	return newProblem(http.StatusConflict, "terminal", "this server shows one conversation of a terminal, which does the rest itself", "Go back to that terminal, or ask another server")
+	return newProblem(http.StatusConflict, "terminal", "this page belongs to a conversation in a terminal", "Do this in the terminal")
 }
 
 // joinedRecords passes all records of a trace to a session once, in order: those
@@ -113,7 +113,7 @@ func (j *joinedRecords) pass(r record.Record) {
 	j.live.observeRecord(r, nil)
 }
 
-// load reads the file, without keeping new records from being written.
+// load passes on the file's records. Meanwhile, observe keeps new ones in waiting.
 func (j *joinedRecords) load() error {
 	t, err := openTail(j.live.dir)
 	if err != nil {
@@ -147,7 +147,7 @@ func (j *joinedRecords) load() error {
 // may be slow.
 func (s *session) startAdopted(in NewTurn, from client, traceparent string) (*runner.Turn, error) {
 	if in.Continue {
-		return nil, inTerminal() // it continues by itself
+		return nil, inTerminal() // only the terminal continues turns
 	}
 	if s.isEnding() {
 		return nil, sessionEnded(s.id)

@@ -117,6 +117,9 @@ func (s *Server) SignOut(u User) *http.Cookie {
 // machine.
 func (s *Server) PageHost() string { return s.guard.signIns.host }
 
+// Internal logs an error, and returns a problem without its text for users.
+func (s *Server) Internal(doing string, err error) *Problem { return s.internalProblem(doing, err) }
+
 // NewCode returns a code with which a client signs in, as POST /signins does.
 func (s *Server) NewCode(t Token) string {
 	for _, c := range s.guard.keys.clients {
@@ -195,8 +198,7 @@ func (s *Server) Trace(id string) (trace.Session, error) {
 	return trace.Find(s.opts.StateDir, id)
 }
 
-// Records returns the records of a session from a number on, most of them at
-// most.
+// Records returns up to most records of a session, beginning with number from.
 func (s *Server) Records(id string, from int64, most int) ([]record.Record, error) {
 	dir, err := s.Dir(id)
 	if err != nil {

@@ -23,7 +23,7 @@ const (
 	cookieTime = 12 * time.Hour
 	// maxCodes and maxCookies bound those of one token. The oldest make room.
 	maxCodes, maxCookies = 16, 64
-	// codeLetters is 80 bits of 5 each.
+	// A code has codeLetters letters of 5 bits.
 	codeLetters = 16
 )
 
@@ -145,8 +145,8 @@ func (u User) Form() string { return u.form }
 
 type userKey struct{}
 
-// UserOf returns the user who sent a request to the server's [Pages]. ok is
-// false for a request of nobody who is signed in.
+// UserOf returns the signed-in user who sent a request to the server's [Pages].
+// ok is false if nobody is signed in.
 func UserOf(ctx context.Context) (_ User, ok bool) {
 	u, ok := ctx.Value(userKey{}).(User)
 	return u, ok
@@ -161,7 +161,7 @@ type SignIn struct {
 
 func (s *signIns) addOperations(o operations) {
 	huma.Register(o.api, o.newOperation(http.MethodPost, "/signins", "signIn", "Get a code for the page",
-		"The page asks for a code of this token, and gives the browser the token's roles: open /login#CODE.", http.StatusCreated),
+		"Returns a code that signs a browser in with this token's roles, once, within a minute: open /login#CODE.", http.StatusCreated),
 		func(ctx context.Context, _ *struct{}) (*body[SignIn], error) {
 			code, until := s.newCode(clientOf(ctx))
 			return &body[SignIn]{SignIn{code, until.UTC(), s.host}}, nil

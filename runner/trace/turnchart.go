@@ -46,7 +46,8 @@ type columns struct {
 type column struct {
 	First, Last int
 	Calls       int
-	// done counts the calls that did not fail, unknown those without a price.
+	// done counts the calls that succeeded or have a cost, unknown those of them
+	// without one.
 	done, unknown         int
 	cost, In, Cached, Out int64
 }

@@ -2,6 +2,7 @@ package page
 
 import (
 	"cmp"
+	"errors"
 	"net/http"
 	"net/url"
 
@@ -91,7 +92,7 @@ func (p *Page) showChanges(w http.ResponseWriter, r *http.Request, u server.User
 	}
 	view := changesView{sessionView: v, Done: r.URL.Query().Get("done"), Confirm: r.URL.Query().Get("confirm") == "discard"}
 	if err := p.srv.Call(r.Context(), u, http.MethodGet, "/sessions/"+v.Session.ID+"/diff", nil, &view.Diff); err != nil {
-		problem, ok := err.(*server.Problem) //nolint:errorlint // Call returns this type itself
+		problem, ok := errors.AsType[*server.Problem](err)
 		if !ok {
 			return err
 		}

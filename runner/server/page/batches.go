@@ -17,7 +17,6 @@ import (
 
 	"github.com/caisson-run/caisson/runner/batch"
 	"github.com/caisson-run/caisson/runner/batch/report"
-	"github.com/caisson-run/caisson/runner/server"
 )
 
 // maxBatches bounds the list of batches.
@@ -169,7 +168,7 @@ func (b *batches) serve(w http.ResponseWriter, r *http.Request) error {
 	found, _ := b.find()
 	i := slices.IndexFunc(found, func(f foundBatch) bool { return f.name == r.PathValue("name") })
 	if i < 0 {
-		return &server.Problem{Status: http.StatusNotFound, Title: "Not found", Detail: "There is no batch with this name in the directories of serve.batches."}
+		return notFound("There is no batch with this name in the directories of serve.batches.")
 	}
 	below := *r
 	below.URL = new(*r.URL)
@@ -177,7 +176,7 @@ func (b *batches) serve(w http.ResponseWriter, r *http.Request) error {
 	below.URL.RawPath = "/" + parts[len(parts)-1]
 	var err error
 	if below.URL.Path, err = url.PathUnescape(below.URL.RawPath); err != nil {
-		return &server.Problem{Status: http.StatusNotFound, Title: "Not found", Detail: "The address is not one of this page."}
+		return notFound("The address is not one of this page.")
 	}
 	o := report.ViewOptions{Dir: found[i].dir, Title: filepath.Base(found[i].dir), Home: "/b", Story: b.story}
 	report.NewHandler(o).ServeHTTP(w, &below)

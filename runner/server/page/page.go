@@ -9,13 +9,13 @@ package page
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"embed"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"html/template"
 	"io"
-	"io/fs"
 	"net/http"
 	"strings"
 	"sync"
@@ -30,6 +30,8 @@ var files embed.FS
 
 // Options are what the page shows beside sessions.
 type Options struct {
+	// Conversation is for the page of one session, which a terminal runs.
+	Conversation bool
 	// Workspace is offered for new sessions, Models are the names that clients
 	// may use.
 	Workspace string
@@ -58,8 +60,8 @@ type Page struct {
 	reading   sync.Once // of all sessions
 }
 
-// contentPolicy lets the page load its own files only, and nothing but text become
-// part of it: scripts can't make markup from strings except by their own policy.
+// contentPolicy lets the page load only its own files. Scripts can't make markup
+// from strings, except through the policy caisson in page.js.
 const contentPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; " +
 	"frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types caisson"
 
@@ -67,16 +69,7 @@ const contentPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; 
 // [server.Server.ServePages].
 func New(srv *server.Server, o Options) *Page {
 	p := &Page{srv: srv, o: o, mux: http.NewServeMux(), templates: sync.OnceValue(parseTemplates), batches: &batches{dirs: o.Batches, story: o.Story}}
-	assets, err := fs.Sub(files, "assets")
-	if err != nil {
-		panic(err) // a valid name
-	}
-	p.mux.Handle("GET /assets/", withCaching(http.StripPrefix("/assets/", http.FileServerFS(assets))))
-	p.mux.HandleFunc("GET /assets/trace.css", func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "text/css; charset=utf-8")
-		w.Header().Set("Cache-Control", "no-cache")
-		http.ServeContent(w, r, "", time.Time{}, strings.NewReader(trace.Style()))
-	})
+	p.mux.HandleFunc("GET /assets/{file}", p.serveAsset)
 	p.mux.HandleFunc("GET /login", p.showLogin)
 	p.mux.HandleFunc("POST /login", p.signIn)
 	for pattern, serve := range map[string]func(http.ResponseWriter, *http.Request, server.User) error{
@@ -96,7 +89,7 @@ func New(srv *server.Server, o Options) *Page {
 
 func parseTemplates() *template.Template {
 	t := trace.Templates().Funcs(template.FuncMap{
-		"since": formatSince, "until": formatUntil,
+		"since": formatSince,
 		"json": func(v any) (string, error) {
 			var text strings.Builder
 			out := json.NewEncoder(&text)
@@ -109,19 +102,32 @@ func parseTemplates() *template.Template {
 	return template.Must(t.ParseFS(files, "templates/*.tmpl"))
 }
 
-// withCaching lets browsers keep files, which they ask about each time.
-func withCaching(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Cache-Control", "no-cache")
-		h.ServeHTTP(w, r)
-	})
+// serveAsset serves a style sheet or script, which browsers keep and ask about
+// each time.
+func (p *Page) serveAsset(w http.ResponseWriter, r *http.Request) {
+	name := r.PathValue("file")
+	text, err := files.ReadFile("assets/" + name)
+	if name == "trace.css" {
+		text, err = []byte(trace.Style()), nil
+	}
+	if err != nil {
+		p.Refuse(w, r, notFound("There is no such file."))
+		return
+	}
+	w.Header().Set("Cache-Control", "no-cache")
+	w.Header().Set("Etag", fmt.Sprintf(`"%x"`, sha256.Sum256(text)))
+	http.ServeContent(w, r, name, time.Time{}, bytes.NewReader(text))
+}
+
+func notFound(detail string) *server.Problem {
+	return &server.Problem{Status: http.StatusNotFound, Title: "Not found", Detail: detail}
 }
 
 // ServeHTTP serves a request that the server has let pass.
 func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	setHeaders(w)
 	if _, pattern := p.mux.Handler(r); pattern == "" {
-		p.Refuse(w, r, &server.Problem{Status: http.StatusNotFound, Title: "Not found", Detail: "There is no such page."})
+		p.Refuse(w, r, notFound("There is no such page."))
 		return
 	}
 	p.mux.ServeHTTP(w, r)
@@ -141,9 +147,7 @@ func setHeaders(w http.ResponseWriter) {
 func (p *Page) Refuse(w http.ResponseWriter, r *http.Request, problem *server.Problem) {
 	setHeaders(w)
 	back := "/"
-	if id := r.PathValue("id"); id != "" {
-		back = "/s/" + id
-	} else if rest, ok := strings.CutPrefix(r.URL.Path, "/s/"); ok {
+	if rest, ok := strings.CutPrefix(r.URL.Path, "/s/"); ok {
 		back = "/s/" + strings.SplitN(rest, "/", 2)[0]
 	}
 	p.write(w, problem.Status, "problem", problemView{p.frame(r, problem.Title, ""), problem, back})
@@ -181,7 +185,7 @@ func (p *Page) fail(w http.ResponseWriter, r *http.Request, err error) {
 	case r.Context().Err() != nil:
 		return // the browser is gone
 	default:
-		problem = &server.Problem{Status: http.StatusInternalServerError, Title: "Failed", Detail: err.Error()}
+		problem = p.srv.Internal("serve page", err)
 	}
 	p.Refuse(w, r, problem)
 }
@@ -192,12 +196,12 @@ type frame struct {
 	// Section is sessions, batches, doctor or "".
 	Section string
 	// User is the label of the user, or "" for nobody.
-	User, Form                  string
-	CanRun, CanAnswer, CanAdmin bool
+	User, Form                                string
+	Conversation, CanRun, CanAnswer, CanAdmin bool
 }
 
 func (p *Page) frame(r *http.Request, title, section string) frame {
-	f := frame{Title: title, Section: section}
+	f := frame{Title: title, Section: section, Conversation: p.o.Conversation}
 	if u, ok := server.UserOf(r.Context()); ok {
 		f.User, f.Form = strings.TrimSuffix(u.Label(), "/browser"), u.Form()
 		f.CanRun, f.CanAnswer, f.CanAdmin = u.Has(server.RoleRun), u.Has(server.RoleApprove), u.Has(server.RoleAdmin)
@@ -254,8 +258,7 @@ func (p *Page) signOut(w http.ResponseWriter, r *http.Request, u server.User) er
 	return nil
 }
 
-// showDoctor shows findings that have paths of the server's machine, which the
-// API doesn't tell clients.
+// showDoctor is for admins: findings name paths of the server's machine.
 func (p *Page) showDoctor(w http.ResponseWriter, r *http.Request, u server.User) error {
 	if !u.Has(server.RoleAdmin) {
 		return &server.Problem{Status: http.StatusForbidden, Title: "Not allowed", Detail: "The checks of the machine are for the role admin."}
@@ -281,9 +284,6 @@ func (p *Page) showBatches(w http.ResponseWriter, r *http.Request, _ server.User
 
 // formatSince returns the time since t, like 12m or 3d.
 func formatSince(t time.Time) string { return shortTime(time.Since(t)) }
-
-// formatUntil returns the time until t, like 4m 12s.
-func formatUntil(t time.Time) string { return max(time.Until(t), 0).Round(time.Second).String() }
 
 func shortTime(d time.Duration) string {
 	switch {

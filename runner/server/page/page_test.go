@@ -446,6 +446,10 @@ func TestOnlyOwnForms(t *testing.T) {
 			t.Errorf("%s: %q", name, header.Get(name))
 		}
 	}
+	_, header, _ = alice.send("GET", "/assets/trace.css", nil)
+	if status, _, _ := alice.send("GET", "/assets/trace.css", nil, "If-None-Match", header.Get("Etag")); status != http.StatusNotModified {
+		t.Errorf("a style sheet is sent again: status %d", status)
+	}
 	alice.post("/logout", http.StatusSeeOther)
 	alice.get("/", http.StatusUnauthorized)
 }

@@ -154,7 +154,7 @@ func (p *Page) fill(ctx context.Context, u server.User, v *sessionView) {
 func (p *Page) questions(ctx context.Context, u server.User, id string) []question {
 	var list server.ConfirmationList
 	if err := p.srv.Call(ctx, u, http.MethodGet, "/sessions/"+id+"/confirmations", nil, &list); err != nil {
-		return nil // the session has ended
+		return nil // the session was removed or hidden
 	}
 	var out []question
 	for _, c := range list.Confirmations {
@@ -197,7 +197,6 @@ func (p *Page) showStory(w http.ResponseWriter, r *http.Request, u server.User) 
 	q := r.URL.Query()
 	view := storyView{sessionView: v, Reading: !x.Whole(), Find: q.Get("q"), NotFound: q.Get("found") == "no"}
 	chunks := x.Chunks()
-	view.Number = 0
 	if !v.Ended { // people look at what happens now
 		view.Number = len(chunks) - 1
 	}
@@ -244,7 +243,7 @@ func (p *Page) writeChunk(w http.ResponseWriter, r *http.Request, _ server.User)
 	}
 	n, err := strconv.Atoi(r.PathValue("n"))
 	if err != nil || n < 0 || n >= len(x.Chunks()) {
-		return &server.Problem{Status: http.StatusNotFound, Title: "Not found", Detail: "The session has no such part."}
+		return notFound("The session has no such part.")
 	}
 	steps, err := x.Steps(n)
 	if err != nil {
@@ -262,7 +261,8 @@ func (p *Page) findStep(w http.ResponseWriter, r *http.Request, _ server.User) e
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(r.Context(), findTime, context.DeadlineExceeded)
+	ctx, cancel := context.WithTimeoutCause(r.Context(), findTime,
+		&server.Problem{Status: http.StatusServiceUnavailable, Title: "Failed", Detail: "The search took longer than 20 seconds. Search again from a later step."})
 	defer cancel()
 	if err := x.Extend(ctx); err != nil { // wait for all of a long session
 		return err
@@ -320,7 +320,7 @@ func (p *Page) showFilm(w http.ResponseWriter, r *http.Request, u server.User) e
 	if err != nil {
 		return err
 	}
-	none := &server.Problem{Status: http.StatusNotFound, Title: "Not found", Detail: "This step has no recording of a terminal, or not any more."}
+	none := notFound("This step has no recording of a terminal, or not any more.")
 	seq, err := strconv.ParseInt(r.PathValue("seq"), 10, 64)
 	if err != nil {
 		return none

@@ -39,9 +39,9 @@ func newSessionRow(v server.Session) sessionRow {
 	case v.State == server.StateInterrupted:
 		row.Look = "failed"
 	case v.State == server.StateEnded && v.Exit != nil && *v.Exit != 0:
-		row.Look, row.Words = "failed", v.Reason
+		row.Look, row.Words = "failed", strings.ReplaceAll(v.Reason, "_", " ")
 	case v.State == server.StateEnded:
-		row.Look, row.Words = "done", v.Reason
+		row.Look, row.Words = "done", strings.ReplaceAll(v.Reason, "_", " ")
 	}
 	return row
 }
@@ -141,15 +141,11 @@ func (p *Page) showSessions(w http.ResponseWriter, r *http.Request, _ server.Use
 
 // countWaiting tells hidden tabs what waits for an answer.
 func (p *Page) countWaiting(w http.ResponseWriter, r *http.Request, _ server.User) error {
-	out := struct {
-		Waiting  int      `json:"waiting"`
-		Sessions []string `json:"sessions"`
-	}{Sessions: []string{}}
+	var out struct {
+		Waiting int `json:"waiting"`
+	}
 	for _, live := range p.srv.Live() {
-		if live.Waiting > 0 {
-			out.Waiting += live.Waiting
-			out.Sessions = append(out.Sessions, live.ID)
-		}
+		out.Waiting += live.Waiting
 	}
 	w.Header().Set("Content-Type", "application/json")
 	return json.NewEncoder(w).Encode(out)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/caisson-run/caisson/runner/server"
@@ -35,9 +36,10 @@ type stream struct {
 	u     server.User
 	id    string
 	index *trace.Index
+	frame frame
 	after int64
-	// sent are the last data of the events "ask", "state" and "open", the latter by
-	// the call's ID.
+	// sent is what was last sent: by event for "ask" and "state", by "open " and
+	// the call's ID for "open".
 	sent map[string]string
 	w    http.ResponseWriter
 	wire *http.ResponseController
@@ -62,7 +64,7 @@ func (p *Page) streamSession(w http.ResponseWriter, r *http.Request, u server.Us
 		return err
 	}
 	defer release()
-	st := &stream{page: p, u: u, id: id, index: x, after: after, sent: map[string]string{}, w: w, wire: http.NewResponseController(w)}
+	st := &stream{page: p, u: u, id: id, index: x, frame: p.frame(r, "", ""), after: after, sent: map[string]string{}, w: w, wire: http.NewResponseController(w)}
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("X-Accel-Buffering", "no")
 	w.WriteHeader(http.StatusOK)
@@ -99,7 +101,7 @@ func (st *stream) follow(ctx context.Context) error {
 		}
 		select {
 		case <-wake:
-		case <-poll.C: // also how time passes on the page of a live session
+		case <-poll.C: // the state can change after a turn's last record
 		case <-beat.C:
 			if err := st.write([]byte(": still here\n\n")); err != nil {
 				return err
@@ -150,12 +152,12 @@ func (st *stream) catchUp(ctx context.Context, f *server.Follower) (ended bool, 
 		return false, err
 	}
 	v.Overview = st.index.Overview()
-	v.frame = frame{User: st.u.Label(), Form: st.u.Form(), CanRun: st.u.Has(server.RoleRun), CanAnswer: st.u.Has(server.RoleApprove), CanAdmin: st.u.Has(server.RoleAdmin)}
+	v.frame = st.frame
 	st.page.fill(ctx, st.u, &v)
-	if err := st.sendChanged("ask", "questions", v); err != nil {
+	if err := st.sendTemplate("ask", "ask", "questions", v); err != nil {
 		return false, err
 	}
-	if err := st.sendChanged("state", "state", v); err != nil {
+	if err := st.sendTemplate("state", "state", "state", v); err != nil {
 		return false, err
 	}
 	return v.Ended && (f == nil || ended), nil
@@ -195,15 +197,11 @@ func (st *stream) sendOpen(begun time.Time) error {
 		}
 	}
 	for key := range st.sent {
-		if len(key) > 5 && !open[key] {
+		if strings.HasPrefix(key, "open ") && !open[key] {
 			delete(st.sent, key)
 		}
 	}
 	return nil
-}
-
-func (st *stream) sendChanged(event, name string, data any) error {
-	return st.sendTemplate(event, event, name, data)
 }
 
 // sendTemplate sends an event with what a template writes, unless it is what

@@ -221,7 +221,7 @@ async function loadSteps(chunk) {
 		keepUp();
 	} catch {
 		chunk.classList.add("failed");
-		chunk.textContent = "These steps could not be loaded.";
+		chunk.textContent = "These steps could not be loaded. Trying again …";
 		near.unobserve(chunk);
 		setTimeout(() => near.observe(chunk), 3000);
 	}
@@ -384,7 +384,7 @@ async function find(query) {
 		query.delete("after");
 		return find(query);
 	}
-	const text = query.get("q") ? `No step has “${query.get("q")}”.` : "No other step failed there." + (here ? " The next search begins at the first step." : "");
+	const text = query.get("q") ? `No step has “${query.get("q")}”.` : "No other step failed in this direction." + (here ? " The next search begins at the first step." : "");
 	const note = make("p", "note", text);
 	note.id = "notfound";
 	document.querySelector(".bar").after(note);
