@@ -3,6 +3,7 @@ package browser
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -296,6 +297,8 @@ func (s *site) await(id, state string) {
 
 // tab is a tab of somebody, with cookies of its own.
 type tab struct {
+	// own is the base of the page for the user who is signed in, or "".
+	own string
 	t   testing.TB
 	ctx context.Context
 	*site
@@ -431,7 +434,7 @@ func quote(text string) string {
 func (b *tab) open(address string) {
 	b.t.Helper()
 	if strings.HasPrefix(address, "/") {
-		address = b.base + address
+		address = cmp.Or(b.own, b.base) + address
 	}
 	b.run(chromedp.Navigate(address))
 }
@@ -451,6 +454,7 @@ func (b *tab) signIn(name string) *tab {
 // signInAt opens an address with a code, which a person types where no script does it.
 func (b *tab) signInAt(address string) {
 	b.t.Helper()
+	b.own, _, _ = strings.Cut(address, "/login")
 	b.open("about:blank") // another fragment alone is no other page
 	b.open(address)
 	if _, code, _ := strings.Cut(address, "#"); !b.script {

@@ -11,8 +11,8 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -24,6 +24,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/chat"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/server"
@@ -190,7 +191,7 @@ func requestCode(ctx context.Context, base *url.URL, token string) (got server.S
 	switch {
 	case err != nil:
 		return got, newFailure(exitFailed, err, fmt.Sprintf("the server at %s broke off: %v", base, err), "Try again.")
-	case res.StatusCode == http.StatusCreated && json.Unmarshal(text, &got) == nil && got.Code != "":
+	case res.StatusCode == http.StatusCreated && json.Unmarshal(text, &got) == nil && ownCode().MatchString(got.Code+" "+got.Host):
 		return got, nil
 	case res.StatusCode == http.StatusUnauthorized:
 		return got, newFailure(exitAuth, nil, fmt.Sprintf("the server at %s doesn't know the token", base), "Name the file with its token with --token-file.")
@@ -201,6 +202,11 @@ func requestCode(ctx context.Context, base *url.URL, token string) (got server.S
 	}
 	return got, newFailure(exitFailed, nil, fmt.Sprintf("what answers at %s is no caisson serve of this version (status %d)", base, res.StatusCode), start)
 }
+
+// ownCode is a code and a name that a server of this program makes.
+var ownCode = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^[A-Z2-7]{16} [a-z2-7]{12}\.caisson\.localhost$`)
+})
 
 // openBrowser opens an address in the user's browser if there is a display. Everybody
 // whom the address is for also sees it in writing.
@@ -286,7 +292,7 @@ func (h *serverHost) announcePage(ctx context.Context, srv *server.Server, liste
 	}
 	h.say(how)
 	if open {
-		at := server.PageURL(pageBase(u, srv.PageHost()), srv.NewCode(keys.administrator()), "")
+		at := server.PageURL(pageBase(u, srv.PageHost(keys.administrator())), srv.NewCode(keys.administrator()), "")
 		h.say("open " + at)
 		openBrowser(ctx, h.app.environ, h.base.writableDirs(""), at)
 	}
@@ -298,7 +304,7 @@ func (t *tokens) noteAddress(address string) error {
 	if t.path == "" {
 		return nil
 	}
-	if err := os.WriteFile(t.path+addressSuffix, []byte(address+"\n"), 0o600); err != nil {
+	if err := state.Replace(t.path+addressSuffix, []byte(address+"\n")); err != nil {
 		return newFailure(exitInput, err, "the server's address can't be written: "+err.Error(), "Name another file for the token with --token-file.")
 	}
 	return nil
@@ -383,7 +389,7 @@ func (p *chatPage) serve(ctx context.Context, turns chat.Turns) error {
 	}
 	srv.ServePages(webpage.New(srv, webpage.Options{Conversation: true}))
 	_, port, _ := net.SplitHostPort(l.Addr().String()) // as the kernel writes it
-	p.adoption, p.srv, p.base = o, srv, "http://"+net.JoinHostPort(srv.PageHost(), port)
+	p.adoption, p.srv, p.base = o, srv, "http://"+net.JoinHostPort(srv.PageHost(o.Token), port)
 	serving, end := context.WithCancelCause(context.WithoutCancel(ctx))
 	done := make(chan struct{})
 	go func() {

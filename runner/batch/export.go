@@ -35,7 +35,7 @@ func WritePredictions(w io.Writer, dir, agent string, results []Result) error {
 			continue
 		}
 		trial := filepath.Join(dir, TrialsDir, r.Key.Name())
-		err := checkNames(trial)
+		err := CheckNames(trial)
 		var patch []byte
 		if err == nil {
 			patch, err = os.ReadFile(filepath.Join(trial, PatchFile))

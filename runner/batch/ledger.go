@@ -178,7 +178,7 @@ func LockLedger(dir string) (*Ledger, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := checkNames(dir); err != nil {
+	if err := CheckNames(dir); err != nil {
 		return nil, err
 	}
 	entries = slices.DeleteFunc(entries, func(e fs.DirEntry) bool { return e.Name() == "lost+found" }) // a file system may be mounted there
@@ -358,7 +358,7 @@ func (l *Ledger) Close() error {
 // if there is none.
 func ReadSpec(dir string) (Spec, error) {
 	var s Spec
-	err := checkNames(dir)
+	err := CheckNames(dir)
 	var text []byte
 	if err == nil {
 		text, err = os.ReadFile(filepath.Join(dir, SpecFile))
@@ -381,7 +381,7 @@ func ReadSpec(dir string) (Spec, error) {
 
 // IsRunning reports whether a process runs the batch in a directory. It makes no file.
 func IsRunning(dir string) (bool, error) {
-	if err := checkNames(dir); err != nil {
+	if err := CheckNames(dir); err != nil {
 		return false, err
 	}
 	return state.IsHeld(filepath.Join(dir, lockFile))
@@ -398,7 +398,7 @@ func (e *NameError) Error() string {
 
 // checkNames returns a [NameError] for a name in a directory that only the harness
 // writes to.
-func checkNames(dir string) error {
+func CheckNames(dir string) error {
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
 		if !e.IsDir() && !e.Type().IsRegular() {

@@ -78,7 +78,7 @@ func (s *Spec) addSpec(o Spec) {
 }
 
 func (l *Ledger) adoptTrial(r Result, from string) error {
-	if err := checkNames(from); err != nil {
+	if err := CheckNames(from); err != nil {
 		return err
 	}
 	to, err := l.Begin(r.Key)

@@ -233,7 +233,7 @@ func ReadResults(dir string) ([]Result, error) {
 // ReadResult returns the result in a finished trial's directory.
 func ReadResult(dir string) (Result, error) {
 	var r Result
-	err := checkNames(dir)
+	err := CheckNames(dir)
 	var text []byte
 	if err == nil {
 		text, err = os.ReadFile(filepath.Join(dir, ResultFile))

@@ -394,7 +394,7 @@ func (r *trialRun) verifyAgain(ctx context.Context, was Result, out string) erro
 	for i := range definition.Steps {
 		step, dir := &definition.Steps[i], r.stepDir(i)
 		for _, d := range []string{r.dir, filepath.Dir(dir), dir} { // they may come from others
-			if err := checkNames(d); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			if err := CheckNames(d); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return &infraError{Machine, err}
 			}
 		}

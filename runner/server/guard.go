@@ -203,7 +203,7 @@ func (g *guard) knownHost(r *http.Request) bool {
 		}
 	}
 	host = strings.TrimSuffix(strings.TrimPrefix(host, "["), "]")
-	if strings.EqualFold(host, "localhost") || strings.EqualFold(host, PageHost) || g.signIns != nil && strings.EqualFold(host, g.signIns.host) || slices.ContainsFunc(g.hosts, func(known string) bool { return strings.EqualFold(known, host) }) {
+	if strings.EqualFold(host, "localhost") || g.signIns != nil && g.signIns.knows(host) || slices.ContainsFunc(g.hosts, func(known string) bool { return strings.EqualFold(known, host) }) {
 		return true
 	}
 	ip := net.ParseIP(host)

@@ -6,6 +6,7 @@ import (
 	"crypto/subtle"
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -60,7 +61,7 @@ func (s *Server) Call(ctx context.Context, u User, method, path string, in, out 
 	}
 	answer := &keptResponse{header: http.Header{}}
 	s.mux.ServeHTTP(answer, r)
-	if answer.status >= http.StatusBadRequest {
+	if answer.status >= http.StatusMultipleChoices {
 		p := &Problem{}
 		if err := json.Unmarshal(answer.body.Bytes(), p); err != nil {
 			return fmt.Errorf("call %s: status %d", path, answer.status)
@@ -97,15 +98,22 @@ func (k *keptResponse) Write(p []byte) (int, error) {
 	return k.body.Write(p)
 }
 
-// SignIn returns the cookie for a code that a client got with its token. ok is
-// false for a code that is unknown, used or too old.
-func (s *Server) SignIn(code string) (_ *http.Cookie, ok bool) {
-	value, ok := s.guard.signIns.useCode(code)
+// SignIn returns the cookie for a code that a client got with its token, at the
+// host of a request. ok is false for a code that is unknown, used or too old, or
+// for a name that isn't the client's own.
+func (s *Server) SignIn(code, host string) (_ *http.Cookie, ok bool) {
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	value, ok := s.guard.signIns.useCode(code, host)
 	if !ok {
 		return nil, false
 	}
 	return cookieOf(value), true
 }
+
+// SignedIn reports whether a user's cookie is still valid.
+func (s *Server) SignedIn(u User) bool { return s.guard.signIns.isSignedIn(u) }
 
 // SignOut makes a user's cookie invalid, and returns the one that removes it.
 func (s *Server) SignOut(u User) *http.Cookie {
@@ -113,9 +121,9 @@ func (s *Server) SignOut(u User) *http.Cookie {
 	return cookieOf("")
 }
 
-// PageHost returns the name at which people sign in, for browsers on the server's
-// machine.
-func (s *Server) PageHost() string { return s.guard.signIns.host }
+// PageHost returns the name at which the holder of a token signs in, for browsers
+// on the server's machine.
+func (s *Server) PageHost(t Token) string { return s.guard.signIns.hosts[t.Label] }
 
 // Internal logs an error, and returns a problem without its text for users.
 func (s *Server) Internal(doing string, err error) *Problem { return s.internalProblem(doing, err) }
@@ -278,6 +286,9 @@ func isPage(path string) bool {
 	return true
 }
 
+// maxLoginBytes bounds the forms of people who are not signed in.
+const maxLoginBytes = 4 << 10
+
 // servePage serves a request for a page. p is the reason for which it is
 // refused, or nil.
 func (g *guard) servePage(slots *httpserver.Quota, out *response, r *http.Request, p *Problem) {
@@ -288,7 +299,10 @@ func (g *guard) servePage(slots *httpserver.Quota, out *response, r *http.Reques
 		ctx = context.WithValue(context.WithValue(ctx, userKey{}, u), clientKey{}, u.client)
 	}
 	r = r.WithContext(ctx)
-	if !strings.HasSuffix(r.URL.Path, "/stream") {
+	if !known && p == nil { // a slow stranger takes no slot
+		p = g.readForm(out, r, u, known)
+	}
+	if !known || r.Method != http.MethodGet || !strings.HasSuffix(r.URL.Path, "/stream") {
 		release, ok := slots.Take(u.label)
 		if !ok {
 			g.pages.Refuse(out, r, newProblem(http.StatusServiceUnavailable, "overloaded", "too many requests are under way", "Try again in a second"))
@@ -297,7 +311,7 @@ func (g *guard) servePage(slots *httpserver.Quota, out *response, r *http.Reques
 		out.releaseSlot = release
 		defer release()
 	}
-	if p == nil {
+	if known && p == nil {
 		p = g.readForm(out, r, u, known)
 	}
 	if p != nil {
@@ -324,6 +338,9 @@ func (g *guard) readForm(out *response, r *http.Request, u User, known bool) *Pr
 	foreign := newProblem(http.StatusForbidden, "origin", "the form was not sent by a page of this server", "Reload the page and send it again")
 	if r.Header.Get("Sec-Fetch-Site") != "same-origin" || len(r.Header.Values("Origin")) != 1 { // checkOrigin has compared it
 		return foreign
+	}
+	if !known && (r.URL.Path != "/login" || r.ContentLength < 0 || r.ContentLength > maxLoginBytes) {
+		return newProblem(http.StatusUnauthorized, "unauthorized", "you aren't signed in any more", "Sign in and try again")
 	}
 	if p := readBody(out, r, "application/x-www-form-urlencoded"); p != nil {
 		return p

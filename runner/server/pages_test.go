@@ -29,7 +29,7 @@ func newPagesEnv(t *testing.T, turns string) (w *testEnv, cookie string, u User)
 	t.Helper()
 	w = newTestEnv(t, turns)
 	w.server.ServePages(plainPages{})
-	c, ok := w.server.SignIn(w.server.NewCode(Token{Label: "alice"}))
+	c, ok := w.server.SignIn(w.server.NewCode(Token{Label: "alice"}), "127.0.0.1:80")
 	if !ok {
 		t.Fatal("can't sign in")
 	}
@@ -56,31 +56,31 @@ func TestPagesTakeOwnFormsOnly(t *testing.T) {
 		says               string
 	}{
 		"the control":         {"POST", "/s/x/message", own, nil, 200, served},
-		"caisson.localhost":   {"POST", "/s/x/message", own, map[string]string{"Host": "caisson.localhost:" + port, "Origin": "http://caisson.localhost:" + port}, 200, served},
-		"the name of its own": {"POST", "/s/x/message", own, map[string]string{"Host": strings.ToUpper(w.server.PageHost()) + ":" + port, "Origin": "http://" + w.server.PageHost() + ":" + port}, 200, served},
+		"the name of its own": {"POST", "/s/x/message", own, map[string]string{"Host": strings.ToUpper(w.server.PageHost(Token{Label: "alice"})) + ":" + port, "Origin": "http://" + w.server.PageHost(Token{Label: "alice"}) + ":" + port}, 200, served},
 		"a page":              {"GET", "/", "", nil, 200, `page for "alice/browser" true`},
 		"a page, by address":  {"GET", "/", "", map[string]string{"Origin": "", "Sec-Fetch-Site": "none"}, 200, `"alice/browser" true`},
 
-		"no Origin":             {"POST", "/s/x/message", own, map[string]string{"Origin": ""}, 403, "refused: origin"},
-		"no Sec-Fetch-Site":     {"POST", "/s/x/message", own, map[string]string{"Sec-Fetch-Site": ""}, 403, "refused: origin"},
-		"typed":                 {"POST", "/s/x/message", own, map[string]string{"Sec-Fetch-Site": "none"}, 403, "refused: origin"},
-		"foreign Origin":        {"POST", "/s/x/message", own, map[string]string{"Origin": "http://evil.test"}, 403, "refused: origin"},
-		"another port's Origin": {"POST", "/s/x/message", own, map[string]string{"Origin": "http://127.0.0.1:1", "Sec-Fetch-Site": "same-site"}, 403, "refused: origin"},
-		"opaque Origin":         {"POST", "/s/x/message", own, map[string]string{"Origin": "null"}, 403, "refused: origin"},
-		"the other name":        {"POST", "/s/x/message", own, map[string]string{"Host": "caisson.localhost:" + port}, 403, "refused: origin"},
-		"rebound Host":          {"POST", "/s/x/message", own, map[string]string{"Host": "evil.test", "Origin": "http://evil.test"}, 403, "refused: host"},
-		"rebound Host, read":    {"GET", "/", "", map[string]string{"Host": "evil.test", "Origin": ""}, 403, "refused: host"},
-		"another name below it": {"GET", "/", "", map[string]string{"Host": "a.caisson.localhost", "Origin": ""}, 403, "refused: host"},
-		"Host like ours":        {"GET", "/", "", map[string]string{"Host": "caisson.localhost.evil.test", "Origin": ""}, 403, "refused: host"},
-		"Host that ends alike":  {"GET", "/", "", map[string]string{"Host": "evilcaisson.localhost", "Origin": ""}, 403, "refused: host"},
-		"framed elsewhere":      {"GET", "/", "", map[string]string{"Origin": "", "Sec-Fetch-Site": "cross-site"}, 403, "refused: origin"},
-		"no form token":         {"POST", "/s/x/message", "message=hello", nil, 403, "refused: origin"},
-		"wrong form token":      {"POST", "/s/x/message", "message=hello&form=" + strings.Repeat("0", 32), nil, 403, "refused: origin"},
-		"token in the URL":      {"POST", "/s/x/message?form=" + u.Form(), "message=hello", nil, 403, "refused: origin"},
-		"JSON":                  {"POST", "/s/x/message", own, map[string]string{"Content-Type": "application/json"}, 415, "refused: content_type"},
-		"too large":             {"POST", "/s/x/message", own + "&x=" + strings.Repeat("y", maxBodyBytes), nil, 413, "refused: too_large"},
-		"another method":        {"PUT", "/s/x/message", own, nil, 405, "refused: method"},
-		"GET with a body":       {"GET", "/", own, nil, 400, "refused: body"},
+		"no Origin":               {"POST", "/s/x/message", own, map[string]string{"Origin": ""}, 403, "refused: origin"},
+		"no Sec-Fetch-Site":       {"POST", "/s/x/message", own, map[string]string{"Sec-Fetch-Site": ""}, 403, "refused: origin"},
+		"typed":                   {"POST", "/s/x/message", own, map[string]string{"Sec-Fetch-Site": "none"}, 403, "refused: origin"},
+		"foreign Origin":          {"POST", "/s/x/message", own, map[string]string{"Origin": "http://evil.test"}, 403, "refused: origin"},
+		"another port's Origin":   {"POST", "/s/x/message", own, map[string]string{"Origin": "http://127.0.0.1:1", "Sec-Fetch-Site": "same-site"}, 403, "refused: origin"},
+		"opaque Origin":           {"POST", "/s/x/message", own, map[string]string{"Origin": "null"}, 403, "refused: origin"},
+		"the other name":          {"POST", "/s/x/message", own, map[string]string{"Host": "localhost:" + port}, 403, "refused: origin"},
+		"rebound Host":            {"POST", "/s/x/message", own, map[string]string{"Host": "evil.test", "Origin": "http://evil.test"}, 403, "refused: host"},
+		"rebound Host, read":      {"GET", "/", "", map[string]string{"Host": "evil.test", "Origin": ""}, 403, "refused: host"},
+		"a name that others know": {"GET", "/", "", map[string]string{"Host": "caisson.localhost", "Origin": ""}, 403, "refused: host"},
+		"another name below it":   {"GET", "/", "", map[string]string{"Host": "a.caisson.localhost", "Origin": ""}, 403, "refused: host"},
+		"Host like ours":          {"GET", "/", "", map[string]string{"Host": "caisson.localhost.evil.test", "Origin": ""}, 403, "refused: host"},
+		"Host that ends alike":    {"GET", "/", "", map[string]string{"Host": "evilcaisson.localhost", "Origin": ""}, 403, "refused: host"},
+		"framed elsewhere":        {"GET", "/", "", map[string]string{"Origin": "", "Sec-Fetch-Site": "cross-site"}, 403, "refused: origin"},
+		"no form token":           {"POST", "/s/x/message", "message=hello", nil, 403, "refused: origin"},
+		"wrong form token":        {"POST", "/s/x/message", "message=hello&form=" + strings.Repeat("0", 32), nil, 403, "refused: origin"},
+		"token in the URL":        {"POST", "/s/x/message?form=" + u.Form(), "message=hello", nil, 403, "refused: origin"},
+		"JSON":                    {"POST", "/s/x/message", own, map[string]string{"Content-Type": "application/json"}, 415, "refused: content_type"},
+		"too large":               {"POST", "/s/x/message", own + "&x=" + strings.Repeat("y", maxBodyBytes), nil, 413, "refused: too_large"},
+		"another method":          {"PUT", "/s/x/message", own, nil, 405, "refused: method"},
+		"GET with a body":         {"GET", "/", own, nil, 400, "refused: body"},
 
 		"nobody, read":   {"GET", "/", "", map[string]string{"Cookie": ""}, 200, `page for "" false`},
 		"a false cookie": {"GET", "/", "", map[string]string{"Cookie": SignInCookie + "=x"}, 200, `page for "" false`},

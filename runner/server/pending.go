@@ -69,6 +69,7 @@ func (c *confirmations) listPending() []Confirmation {
 			ID: p.ID, Turn: turn, CallID: p.CallID, Name: p.Name, Class: p.Class, Seq: p.Seq, Runs: p.Runs, Summary: p.Summary, Display: p.Input,
 			Exact: p.Exact, InputHash: p.InputHash, Projected: record.NonNil(p.Projected), Diff: p.Diff, Dangerous: p.Dangerous, Phrase: p.Phrase, Elided: p.DiffElided, Notices: p.Notices, Covers: p.Covers, Hidden: p.Hidden, Changed: p.Changed, Admin: p.RequiresAdmin,
 			Description: p.Description, Definition: p.Definition, Redefined: p.Redefined,
+			Session: p.SessionWords(), Lasting: p.LastingWords(),
 			Scopes: record.NonNil(p.Scopes), Expires: p.Expires.UTC(),
 		}
 		list = append(list, v)

@@ -38,7 +38,7 @@ func New(o Options) (*Server, error) {
 	s := &Server{diagnostics: newDiagnostics(o.Logger), opts: o}
 	s.sessions = newRegistry(&s.opts, s.diagnostics)
 	s.streams = &streamsAPI{sessions: s.sessions, most: o.MaxStreams, open: httpserver.NewQuota(o.MaxStreams)}
-	s.guard = &guard{diagnostics: s.diagnostics, keys: keys, hosts: o.Hosts, openMetrics: o.OpenMetrics, bodyTime: o.bodyTime, signIns: newSignIns()}
+	s.guard = &guard{diagnostics: s.diagnostics, keys: keys, hosts: o.Hosts, openMetrics: o.OpenMetrics, bodyTime: o.bodyTime, signIns: newSignIns(keys.clients)}
 	mux := http.NewServeMux()
 	s.mux = mux
 	sandboxes := sandboxesAPI{s.sessions}

@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
+	"maps"
 	"net/http"
 	"strings"
 	"sync"
@@ -32,13 +33,20 @@ const (
 // can't be guessed in a minute, and a bound on tries would let everybody who
 // reaches the port cancel the sign-ins of others. It is safe for concurrent use.
 type signIns struct {
-	// host is a name of this machine that only those know who sign in. Ports
-	// don't separate cookies: under a name that everybody knows, the server of
-	// another user on another port would get them.
-	host    string
+	// hosts has a name of this machine for each client's label that only its holder
+	// knows. Ports don't separate cookies: under a name that others know, the
+	// server of another user on another port would get them.
+	hosts   map[string]string
 	mu      sync.Mutex
 	codes   map[[sha256.Size]byte]signIn
 	cookies map[[sha256.Size]byte]signIn
+	// used has the cookies of codes that were used, as long as these would count.
+	used map[[sha256.Size]byte]usedCode
+}
+
+type usedCode struct {
+	cookie [sha256.Size]byte
+	until  time.Time
 }
 
 type signIn struct {
@@ -46,8 +54,24 @@ type signIn struct {
 	until time.Time
 }
 
-func newSignIns() *signIns {
-	return &signIns{host: strings.ToLower(rand.Text()[:12]) + "." + PageHost, codes: map[[sha256.Size]byte]signIn{}, cookies: map[[sha256.Size]byte]signIn{}}
+func newSignIns(clients []client) *signIns {
+	s := &signIns{
+		hosts: map[string]string{}, codes: map[[sha256.Size]byte]signIn{}, cookies: map[[sha256.Size]byte]signIn{}, used: map[[sha256.Size]byte]usedCode{},
+	}
+	for _, c := range clients {
+		s.hosts[c.label] = strings.ToLower(rand.Text()[:12]) + "." + PageHost
+	}
+	return s
+}
+
+// knows reports whether a name is a client's.
+func (s *signIns) knows(host string) bool {
+	for _, known := range s.hosts {
+		if strings.EqualFold(host, known) {
+			return true
+		}
+	}
+	return false
 }
 
 // putSignIn adds an entry to codes or cookies, and removes those that are over
@@ -81,20 +105,29 @@ func (s *signIns) newCode(from client) (code string, until time.Time) {
 }
 
 // useCode returns the cookie for a code, whose letters may have any case and
-// spaces or hyphens between them. ok is false for an unknown or old one.
-func (s *signIns) useCode(code string) (cookie string, ok bool) {
+// spaces or hyphens between them. ok is false for an unknown or old one, and at
+// names that others know or that are another client's. If a code is used again,
+// somebody else may have used it first, so its cookie ends.
+func (s *signIns) useCode(code, host string) (cookie string, ok bool) {
 	code = strings.ToUpper(strings.NewReplacer("-", "", " ", "").Replace(strings.TrimSpace(code)))
 	sum := sha256.Sum256([]byte(code))
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	found, ok := s.codes[sum]
-	delete(s.codes, sum)
-	if !ok || !time.Now().Before(found.until) {
+	now := time.Now()
+	if first, again := s.used[sum]; again && now.Before(first.until) {
+		delete(s.cookies, first.cookie)
 		return "", false
 	}
+	found, ok := s.codes[sum]
+	if !ok || !now.Before(found.until) || strings.HasSuffix(host, "localhost") && !strings.EqualFold(host, s.hosts[found.label]) {
+		return "", false
+	}
+	delete(s.codes, sum)
+	maps.DeleteFunc(s.used, func(_ [sha256.Size]byte, u usedCode) bool { return !now.Before(u.until) })
 	cookie = rand.Text() + rand.Text()
+	s.used[sum] = usedCode{sha256.Sum256([]byte(cookie)), found.until}
 	found.label += "/browser"
-	found.until = time.Now().Add(cookieTime)
+	found.until = now.Add(cookieTime)
 	putSignIn(s.cookies, cookie, found, maxCookies)
 	return cookie, true
 }
@@ -113,10 +146,19 @@ func (s *signIns) findUser(r *http.Request) (User, bool) {
 	if !ok || !time.Now().Before(found.until) {
 		return User{}, false
 	}
-	found.until = time.Now().Add(cookieTime)
-	s.cookies[sum] = found
+	if r.URL.Path != "/attention" { // tabs ask for it by themselves
+		found.until = time.Now().Add(cookieTime)
+		s.cookies[sum] = found
+	}
 	form := sha256.Sum256([]byte("form " + value))
 	return User{found.client, hex.EncodeToString(form[:16]), sum}, true
+}
+
+func (s *signIns) isSignedIn(u User) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	found, ok := s.cookies[u.cookie]
+	return ok && time.Now().Before(found.until)
 }
 
 func (s *signIns) signOut(u User) {
@@ -156,7 +198,7 @@ func UserOf(ctx context.Context) (_ User, ok bool) {
 type SignIn struct {
 	Code    string    `json:"code" doc:"for the page's /login, once"`
 	Expires time.Time `json:"expires_at"`
-	Host    string    `json:"host" doc:"a name of the server's machine that browsers on it find by themselves, and that no other program knows"`
+	Host    string    `json:"host" doc:"where to sign in, for a browser on the server's machine: a name that only this token's holder knows"`
 }
 
 func (s *signIns) addOperations(o operations) {
@@ -164,7 +206,7 @@ func (s *signIns) addOperations(o operations) {
 		"Returns a code that signs a browser in with this token's roles, once, within a minute: open /login#CODE.", http.StatusCreated),
 		func(ctx context.Context, _ *struct{}) (*body[SignIn], error) {
 			code, until := s.newCode(clientOf(ctx))
-			return &body[SignIn]{SignIn{code, until.UTC(), s.host}}, nil
+			return &body[SignIn]{SignIn{code, until.UTC(), s.hosts[clientOf(ctx).label]}}, nil
 		})
 }
 

@@ -23,23 +23,36 @@ func requestWith(t *testing.T, cookies ...string) *http.Request {
 // gives lasts as long as it is used, until its user signs out.
 func TestCodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSignIns()
+		s := newSignIns([]client{{label: "alice"}})
 		alice := client{"alice", []Role{RoleRead, RoleApprove}}
 		code, until := s.newCode(alice)
 		if len(code) != codeLetters || until != time.Now().Add(codeTime) {
 			t.Errorf("the code %q, until %s", code, until)
 		}
 		for _, wrong := range []string{"", "-", code[1:], code + "A", strings.Repeat("A", codeLetters)} {
-			if _, ok := s.useCode(wrong); ok {
+			if _, ok := s.useCode(wrong, "127.0.0.1"); ok {
 				t.Errorf("the code %q counts", wrong)
 			}
 		}
-		cookie, ok := s.useCode(" " + strings.ToLower(code[:4]) + "-" + code[4:8] + " " + code[8:] + "\n")
+		cookie, ok := s.useCode(" "+strings.ToLower(code[:4])+"-"+code[4:8]+" "+code[8:]+"\n", "127.0.0.1")
 		if !ok || len(cookie) < 52 {
 			t.Fatalf("the code as a person types it: %q, %v", cookie, ok)
 		}
-		if _, ok := s.useCode(code); ok {
+		if _, ok := s.useCode(code, "127.0.0.1"); ok {
 			t.Error("a code works twice")
+		}
+		// Somebody else may have used it first.
+		if _, ok := s.findUser(requestWith(t, cookie)); ok {
+			t.Error("the cookie of a code that is used twice counts")
+		}
+		code, _ = s.newCode(alice)
+		for _, host := range []string{"localhost", "caisson.localhost", "a.caisson.localhost"} {
+			if _, ok := s.useCode(code, host); ok {
+				t.Errorf("the code counts at %s", host)
+			}
+		}
+		if cookie, ok = s.useCode(code, strings.ToUpper(s.hosts["alice"])); !ok {
+			t.Fatal("a code doesn't count at the name of its client")
 		}
 		u, ok := s.findUser(requestWith(t, cookie))
 		if !ok || u.Label() != "alice/browser" || u.runnerUser().Name != "http:alice/browser" || !u.Has(RoleApprove) || u.Has(RoleRun) || u.Has(RoleAdmin) || len(u.Form()) != 32 || strings.Contains(cookie, u.Form()) {
@@ -62,13 +75,13 @@ func TestCodes(t *testing.T) {
 		}
 		code, _ = s.newCode(alice)
 		time.Sleep(codeTime - time.Nanosecond)
-		other, ok := s.useCode(code)
+		other, ok := s.useCode(code, "127.0.0.1")
 		if !ok {
 			t.Error("a code of 59 s is refused")
 		}
 		late, _ := s.newCode(alice)
 		time.Sleep(codeTime)
-		if _, ok := s.useCode(late); ok {
+		if _, ok := s.useCode(late, "127.0.0.1"); ok {
 			t.Error("a code of a minute counts")
 		}
 		u, _ = s.findUser(requestWith(t, other))
@@ -81,7 +94,7 @@ func TestCodes(t *testing.T) {
 
 // The newest codes and cookies of a client stay; another client's are not touched.
 func TestCodesAreBounded(t *testing.T) {
-	s := newSignIns()
+	s := newSignIns([]client{{label: "alice"}})
 	bobs, _ := s.newCode(client{"bob", DefaultRoles()})
 	var codes []string
 	for range maxCodes + 1 {
@@ -92,13 +105,13 @@ func TestCodesAreBounded(t *testing.T) {
 		t.Errorf("%d codes are kept", len(s.codes))
 	}
 	for i, code := range append(codes, bobs) {
-		if _, ok := s.useCode(code); ok != (i > 0) {
+		if _, ok := s.useCode(code, "127.0.0.1"); ok != (i > 0) {
 			t.Errorf("code %d of %d works: %v", i, len(codes), ok)
 		}
 	}
 	for i := range maxCookies {
 		code, _ := s.newCode(client{"alice", DefaultRoles()})
-		if _, ok := s.useCode(code); !ok {
+		if _, ok := s.useCode(code, "127.0.0.1"); !ok {
 			t.Errorf("sign-in %d fails", i)
 		}
 	}
@@ -117,7 +130,7 @@ func TestSignInCookie(t *testing.T) {
 		t.Errorf("got %+v", got)
 	}
 	w.do("", "POST", "/signins", "").requireProblem(t, http.StatusUnauthorized, "unauthorized")
-	cookie, ok := w.server.SignIn(got.Code)
+	cookie, ok := w.server.SignIn(got.Code, "127.0.0.1")
 	if !ok || cookie.Valid() != nil {
 		t.Fatalf("%v, %v", cookie, ok)
 	}
@@ -125,7 +138,7 @@ func TestSignInCookie(t *testing.T) {
 	if cookie.String() != want {
 		t.Errorf("the cookie is %s, want %s", cookie, want)
 	}
-	if _, ok := w.server.SignIn(got.Code); ok {
+	if _, ok := w.server.SignIn(got.Code, "127.0.0.1"); ok {
 		t.Error("the code works twice")
 	}
 	if c := w.server.SignOut(User{}); c.MaxAge >= 0 || c.Name != SignInCookie {

@@ -184,6 +184,8 @@ type Confirmation struct {
 	Definition  string           `json:"definition,omitempty" doc:"hex SHA-256 of the tool's definition, to which an answer for more than this call is bound"`
 	Redefined   bool             `json:"redefined,omitempty" doc:"the tool was allowed before, with another definition"`
 	Admin       bool             `json:"requires_admin,omitempty" doc:"only the role admin may allow it"`
+	Session     string           `json:"session_words" doc:"what an answer with scope session covers, in words"`
+	Lasting     string           `json:"always_words" doc:"what an answer with scope always covers, in words"`
 	Scopes      []approval.Scope `json:"scopes" nullable:"false" doc:"how long an answer may last"`
 	Expires     time.Time        `json:"expires_at" doc:"when it is refused automatically"`
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/internal/utf8text"
+	"github.com/caisson-run/caisson/tools/policy"
 )
 
 // Decision is an answer to a confirmation.
@@ -148,4 +149,38 @@ type Approver interface {
 	// Approve shows one confirmation and returns the answer. An error means that
 	// nobody could be asked there. If no client is left, OnPrompt decides.
 	Approve(ctx context.Context, c Confirmation) (Answer, error)
+}
+
+// SessionWords says what an answer for the session covers, as in "a covers …".
+func (c Confirmation) SessionWords() string {
+	name := string(c.Name)
+	switch {
+	case strings.HasSuffix(c.Command, policy.AnyCommand): // perhaps after a rule's own command
+		return "every input of " + name + " in this session that may run any command, such as keys, even one that your rules restrict"
+	case c.Command != "":
+		return "every command of " + name + " in this session that your rule " + c.Command + " asks about, and none that is called dangerous"
+	case c.As != "":
+		return "every call of " + name + " in this session that does the work of " + string(c.As)
+	case c.Class == tools.ClassExecute:
+		return "every call of " + name + " in this session, but none that is called dangerous"
+	}
+	return "every call of " + name + " in this session"
+}
+
+// LastingWords says what an answer for good covers. It is safe to show.
+func (c Confirmation) LastingWords() string {
+	what := "every call of " + string(c.Name)
+	switch {
+	case c.Name == HostTool:
+		what = "connections to " + c.Phrase + " by every command"
+	case c.Phrase != "":
+		what = "exactly `" + c.Phrase + "`"
+	}
+	if c.Definition != "" {
+		what += " as its server defines it now"
+	}
+	if c.Workspace != "" {
+		what += " in this folder"
+	}
+	return what
 }

@@ -74,6 +74,10 @@ func NewHandler(o ViewOptions) http.Handler {
 		h.Set("Referrer-Policy", "no-referrer")
 		h.Set("X-Content-Type-Options", "nosniff")
 		h.Set("X-Frame-Options", "DENY")
+		if err := batch.CheckNames(o.Dir); err != nil { // the batch may be somebody else's
+			writeError(w, err)
+			return
+		}
 		mux.ServeHTTP(w, r)
 	})
 }

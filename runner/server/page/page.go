@@ -58,6 +58,8 @@ type Page struct {
 	indexes   indexCache
 	batches   *batches
 	reading   sync.Once // of all sessions
+	// reads has an element for each session that is read in the background.
+	reads chan struct{}
 }
 
 // contentPolicy lets the page load only its own files. Scripts can't make markup
@@ -68,7 +70,7 @@ const contentPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; 
 // New returns the page of a server, which passes requests to it after
 // [server.Server.ServePages].
 func New(srv *server.Server, o Options) *Page {
-	p := &Page{srv: srv, o: o, mux: http.NewServeMux(), templates: sync.OnceValue(parseTemplates), batches: &batches{dirs: o.Batches, story: o.Story}}
+	p := &Page{srv: srv, o: o, mux: http.NewServeMux(), templates: sync.OnceValue(parseTemplates), reads: make(chan struct{}, maxReads), batches: &batches{dirs: o.Batches, story: o.Story}}
 	p.mux.HandleFunc("GET /assets/{file}", p.serveAsset)
 	p.mux.HandleFunc("GET /login", p.showLogin)
 	p.mux.HandleFunc("POST /login", p.signIn)
@@ -243,7 +245,7 @@ func ownPath(to string) string {
 
 func (p *Page) signIn(w http.ResponseWriter, r *http.Request) {
 	to := ownPath(r.PostForm.Get("to"))
-	cookie, ok := p.srv.SignIn(r.PostForm.Get("code"))
+	cookie, ok := p.srv.SignIn(r.PostForm.Get("code"), r.Host)
 	if !ok {
 		p.write(w, http.StatusForbidden, "login", loginView{p.frame(r, "Sign in", ""), to, true})
 		return
@@ -274,11 +276,22 @@ func (p *Page) showDoctor(w http.ResponseWriter, r *http.Request, u server.User)
 	return nil
 }
 
-func (p *Page) showBatches(w http.ResponseWriter, r *http.Request, _ server.User) error {
+func (p *Page) showBatches(w http.ResponseWriter, r *http.Request, u server.User) error {
+	list := p.batches.list()
+	if !u.Has(server.RoleAdmin) { // what can't be read names paths of the server's machine
+		for i := range list.Faults {
+			list.Faults[i] = "A directory of batches can't be read."
+		}
+		for i := range list.Rows {
+			if list.Rows[i].Problem != "" {
+				list.Rows[i].Problem = "its files can't be used"
+			}
+		}
+	}
 	p.write(w, http.StatusOK, "batches", struct {
 		frame
 		batchList
-	}{p.frame(r, "Batches", "batches"), p.batches.list()})
+	}{p.frame(r, "Batches", "batches"), list})
 	return nil
 }
 

@@ -3,6 +3,7 @@ package page
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"math"
 	"net/http"
 	"net/url"
@@ -17,8 +18,9 @@ import (
 )
 
 const (
-	// maxIndexes bounds the sessions whose index is kept.
-	maxIndexes = 16
+	// maxIndexes bounds the sessions whose index is kept, maxReads those that are
+	// read at once in the background.
+	maxIndexes, maxReads = 16, 4
 	// readTime is how long a page waits for the index of a long session, which
 	// then goes on being made.
 	readTime = 100 * time.Millisecond
@@ -57,7 +59,12 @@ func (p *Page) openIndex(ctx context.Context, id string) (*trace.Index, error) {
 // read after that.
 func (p *Page) extend(ctx context.Context, x *trace.Index) error {
 	done := make(chan error, 1)
-	go func() { done <- x.Extend(context.WithoutCancel(ctx)) }()
+	go func() {
+		defer p.recoverReading()
+		p.reads <- struct{}{}
+		defer func() { <-p.reads }()
+		done <- x.Extend(context.WithoutCancel(ctx))
+	}()
 	select {
 	case err := <-done:
 		return err
@@ -65,6 +72,13 @@ func (p *Page) extend(ctx context.Context, x *trace.Index) error {
 	case <-ctx.Done():
 	}
 	return nil
+}
+
+// recoverReading keeps the records of one session from ending the server.
+func (p *Page) recoverReading() {
+	if v := recover(); v != nil {
+		_ = p.srv.Internal("read session", fmt.Errorf("panic: %v", v)) // it logs
+	}
 }
 
 func (c *indexCache) get(id string, find func() (trace.Session, error)) (*trace.Index, error) {

@@ -103,6 +103,7 @@ func (p *Page) showSessions(w http.ResponseWriter, r *http.Request, _ server.Use
 	}
 	p.reading.Do(func() { // what is known of ended sessions makes searches quick
 		go func() {
+			defer p.recoverReading()
 			for _, id := range ids {
 				select {
 				case <-p.srv.Stopped():

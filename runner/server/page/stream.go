@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/caisson-run/caisson/runner/server"
@@ -38,9 +37,10 @@ type stream struct {
 	index *trace.Index
 	frame frame
 	after int64
-	// sent is what was last sent: by event for "ask" and "state", by "open " and
-	// the call's ID for "open".
+	// sent is what was last sent for "ask" and "state", open the number of the
+	// last record of each call that was sent as "open".
 	sent map[string]string
+	open map[string]int64
 	w    http.ResponseWriter
 	wire *http.ResponseController
 }
@@ -64,7 +64,7 @@ func (p *Page) streamSession(w http.ResponseWriter, r *http.Request, u server.Us
 		return err
 	}
 	defer release()
-	st := &stream{page: p, u: u, id: id, index: x, frame: p.frame(r, "", ""), after: after, sent: map[string]string{}, w: w, wire: http.NewResponseController(w)}
+	st := &stream{page: p, u: u, id: id, index: x, frame: p.frame(r, "", ""), after: after, sent: map[string]string{}, open: map[string]int64{}, w: w, wire: http.NewResponseController(w)}
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("X-Accel-Buffering", "no")
 	w.WriteHeader(http.StatusOK)
@@ -103,6 +103,9 @@ func (st *stream) follow(ctx context.Context) error {
 		case <-wake:
 		case <-poll.C: // the state can change after a turn's last record
 		case <-beat.C:
+			if !st.page.srv.SignedIn(st.u) {
+				return nil
+			}
 			if err := st.write([]byte(": still here\n\n")); err != nil {
 				return err
 			}
@@ -154,10 +157,10 @@ func (st *stream) catchUp(ctx context.Context, f *server.Follower) (ended bool, 
 	v.Overview = st.index.Overview()
 	v.frame = st.frame
 	st.page.fill(ctx, st.u, &v)
-	if err := st.sendTemplate("ask", "ask", "questions", v); err != nil {
+	if err := st.sendTemplate("ask", "questions", v); err != nil {
 		return false, err
 	}
-	if err := st.sendTemplate("state", "state", "state", v); err != nil {
+	if err := st.sendTemplate("state", "state", v); err != nil {
 		return false, err
 	}
 	return v.Ended && (f == nil || ended), nil
@@ -186,35 +189,37 @@ func (st *stream) sendSteps(begun time.Time) error {
 	}
 }
 
-// sendOpen sends the calls under way.
+// sendOpen sends the calls under way that have changed.
 func (st *stream) sendOpen(begun time.Time) error {
-	open := map[string]bool{}
+	open := map[string]int64{}
 	for _, s := range st.index.Open() {
-		key := "open " + s.Call.ID
-		open[key] = true
-		if err := st.sendTemplate(key, "open", "open", trace.StepView(s, begun, "/s/"+st.id)); err != nil {
+		open[s.Call.ID] = s.Seq
+		if st.open[s.Call.ID] == s.Seq {
+			continue
+		}
+		var html bytes.Buffer
+		if err := st.page.templates().ExecuteTemplate(&html, "open", trace.StepView(s, begun, "/s/"+st.id)); err != nil {
+			return err
+		}
+		if err := st.send("", "open", html.String()); err != nil {
 			return err
 		}
 	}
-	for key := range st.sent {
-		if strings.HasPrefix(key, "open ") && !open[key] {
-			delete(st.sent, key)
-		}
-	}
+	st.open = open
 	return nil
 }
 
-// sendTemplate sends an event with what a template writes, unless it is what
-// was sent for this key before.
-func (st *stream) sendTemplate(key, event, name string, data any) error {
+// sendTemplate sends an event with what a template writes, unless that was sent
+// before.
+func (st *stream) sendTemplate(event, name string, data any) error {
 	var html bytes.Buffer
 	if err := st.page.templates().ExecuteTemplate(&html, name, data); err != nil {
 		return err
 	}
-	if html.String() == st.sent[key] {
+	if html.String() == st.sent[event] {
 		return nil
 	}
-	st.sent[key] = html.String()
+	st.sent[event] = html.String()
 	return st.send("", event, html.String())
 }
 

@@ -9,7 +9,6 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/approval"
-	"github.com/caisson-run/caisson/tools/policy"
 )
 
 // minShare is the least number of rows for a part of a question: its first, its last,
@@ -64,10 +63,10 @@ func (q question) allSections(now time.Time, columns int, everything bool) []sec
 		all = append(all, ours(nil, "  the answer covers what is in "+strings.Join(q.Covers, ", ")+" now, and no other file that it reads"))
 	}
 	if offers(q.Confirmation, approval.ScopeSession) {
-		all = append(all, ours(q.style.dim, "  a covers "+q.sessionWords()))
+		all = append(all, ours(q.style.dim, "  a covers "+q.SessionWords()))
 	}
 	if offers(q.Confirmation, approval.ScopeAlways) {
-		all = append(all, ours(q.style.dim, "  A and d are kept for "+q.lastingLines()))
+		all = append(all, ours(q.style.dim, "  A and d are kept for "+q.LastingWords()))
 	}
 	if !q.Expires.IsZero() {
 		left := max(q.Expires.Sub(now), 0).Round(time.Second)
@@ -160,38 +159,6 @@ func (q question) headLines() string {
 	return head
 }
 
-func (q question) sessionWords() string {
-	name := string(q.Name)
-	switch {
-	case strings.HasSuffix(q.Command, policy.AnyCommand): // perhaps after a rule's own command
-		return "every input of " + name + " in this session that may run any command, such as keys, even one that your rules restrict"
-	case q.Command != "":
-		return "every command of " + name + " in this session that your rule " + q.Command + " asks about, and none that is called dangerous"
-	case q.As != "":
-		return "every call of " + name + " in this session that does the work of " + string(q.As)
-	case q.Class == tools.ClassExecute:
-		return "every call of " + name + " in this session, but none that is called dangerous"
-	}
-	return "every call of " + name + " in this session"
-}
-
-func (q question) lastingLines() string {
-	what := "every call of " + string(q.Name)
-	switch {
-	case q.Name == approval.HostTool:
-		what = "connections to " + q.Phrase + " by every command"
-	case q.Phrase != "":
-		what = "exactly `" + q.Phrase + "`"
-	}
-	if q.Definition != "" {
-		what += " as its server defines it now"
-	}
-	if q.Workspace != "" {
-		what += " in this folder"
-	}
-	return what
-}
-
 func (q question) diffLines(columns int) section {
 	var s section
 	lines := slices.Collect(strings.Lines(q.Diff))
@@ -234,11 +201,11 @@ func keys(c approval.Confirmation, columns int, single bool) []string {
 		lines[0] = "  y  allow this command to connect to this host and port, and nothing else"
 	}
 	if offers(c, approval.ScopeSession) {
-		lines = append(lines, "  a  allow "+safeLine(question{Confirmation: c}.sessionWords()))
+		lines = append(lines, "  a  allow "+safeLine(question{Confirmation: c}.SessionWords()))
 	}
 	if offers(c, approval.ScopeAlways) {
 		q := question{Confirmation: c}
-		lines = append(lines, "  A  allow for good: "+safeLine(q.lastingLines()), "  d  refuse for good: the same; caisson approvals takes both back")
+		lines = append(lines, "  A  allow for good: "+safeLine(q.LastingWords()), "  d  refuse for good: the same; caisson approvals takes both back")
 	}
 	lines = append(lines, "  v  show the whole, with what the question leaves out", "  l  list the questions that wait")
 	if single {

@@ -554,7 +554,7 @@ func TestQuestionAboutAServersTool(t *testing.T) {
 func TestSessionWordsOfAnyCommand(t *testing.T) {
 	for command, want := range map[string]bool{policy.AnyCommand: true, "git push * " + policy.AnyCommand: true, "git push *": false} {
 		q := question{Confirmation: approval.Confirmation{Command: command}}
-		if got := q.sessionWords(); strings.Contains(got, "may run any command") != want {
+		if got := q.SessionWords(); strings.Contains(got, "may run any command") != want {
 			t.Errorf("%s: %q", command, got)
 		}
 	}
