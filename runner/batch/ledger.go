@@ -396,7 +396,7 @@ func (e *NameError) Error() string {
 	return e.Path + " is a symlink or a special file, and a batch has none there"
 }
 
-// checkNames returns a [NameError] for a name in a directory that only the harness
+// CheckNames returns a [NameError] for a name in a directory that only the harness
 // writes to.
 func CheckNames(dir string) error {
 	entries, err := os.ReadDir(dir)

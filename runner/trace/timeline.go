@@ -25,7 +25,7 @@ type span struct {
 const (
 	// maxSpans bounds the bars of a lane. Beyond it neighbours are merged, so
 	// that the timeline shows the whole session, however long it was.
-	maxSpans = 120
+	maxSpans = 90
 	// maxRows bounds the rows of concurrent calls.
 	maxRows = 4
 )

@@ -2,6 +2,7 @@ package report
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -184,6 +185,27 @@ func TestViewIsConfined(t *testing.T) {
 }
 
 // TestServe: pages are only below the key, and the context's end stops the server.
+// TestViewOfForeignBatch: the whole directory of trials may be a symlink, in a batch of
+// somebody else.
+func TestViewOfForeignBatch(t *testing.T) {
+	s, results := newSample(1, 1)
+	dir, trial := writeBatch(t, s, results[:1], map[string]string{"artifacts/file": "hidden"})
+	trials, path := filepath.Join(dir, batch.TrialsDir), "/"+batch.TrialsDir+"/"+filepath.Base(trial)+"/artifacts/file"
+	get := serveBatch(t, dir)
+	if status, _, body := get(path); status != http.StatusOK || body != "hidden" { // the control
+		t.Fatalf("status %d: %s", status, body)
+	}
+	elsewhere := filepath.Join(t.TempDir(), "elsewhere")
+	if err := errors.Join(os.Rename(trials, elsewhere), os.Symlink(elsewhere, trials)); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{path, "/", "/" + batch.TrialsDir + "/" + filepath.Base(trial) + "/"} {
+		if status, _, body := get(path); status == http.StatusOK || strings.Contains(body, "hidden") {
+			t.Errorf("%s: status %d: %s", path, status, body)
+		}
+	}
+}
+
 func TestServe(t *testing.T) {
 	s, results := newSample(1, 1)
 	dir, _ := writeBatch(t, s, results, nil)

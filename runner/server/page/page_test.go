@@ -433,6 +433,13 @@ func TestOnlyOwnForms(t *testing.T) {
 			}
 		})
 	}
+	stranger := &browser{site: w}
+	if status, _, _ := stranger.send("POST", "/login", url.Values{"code": {strings.Repeat("A", 5000)}}); status != http.StatusUnauthorized {
+		t.Errorf("a stranger's large form: status %d", status)
+	}
+	if status, _, _ := stranger.send("POST", "/s/x/stream", url.Values{"code": {"A"}}); status != http.StatusUnauthorized {
+		t.Errorf("a stranger's form elsewhere: status %d", status)
+	}
 	// The cookie is of the page alone.
 	if status, _, _ := alice.send("GET", "/sessions", nil); status != http.StatusUnauthorized {
 		t.Errorf("the API takes a cookie: status %d", status)

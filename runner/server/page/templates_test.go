@@ -26,7 +26,7 @@ func hostileQuestion() question {
 		ID: strings.Repeat("a", 32), Turn: "trn_1", CallID: hostile, Name: tools.Name(hostile), Class: tools.ClassExecute, Runs: tools.PlaceHost,
 		Summary: hostile, Display: hostile, Exact: map[string]any{hostile: hostile}, InputHash: hostile, Projected: []string{hostile}, Diff: "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-" + hostile + "\n+b\n",
 		Dangerous: hostile, Phrase: hostile, Elided: true, Notices: []string{hostile}, Covers: []string{hostile}, Hidden: true, Changed: true,
-		Description: hostile, Definition: hostile, Redefined: true, Scopes: []approval.Scope{approval.ScopeOnce, approval.ScopeSession, approval.ScopeAlways},
+		Description: hostile, Definition: hostile, Redefined: true, Session: hostile, Lasting: hostile, Scopes: []approval.Scope{approval.ScopeOnce, approval.ScopeSession, approval.ScopeAlways},
 		Expires: time.Now(),
 	}, "ses_1", strings.Repeat("0", 32), true, true}
 }
