@@ -68,7 +68,8 @@ func ProjectCommands(ctx context.Context, view workspace.View, dir string, comma
 }
 
 // identifyDir writes the identity of a directory, whose path may not contain a
-// symlink.
+// symlink. The workspace itself has none: it can't be replaced, and has another
+// inode once a sandbox shows it through an overlay.
 func identifyDir(ctx context.Context, view workspace.View, dir string, sum hash.Hash) error {
 	rel, err := view.Relative(dir)
 	if err != nil {
@@ -84,7 +85,9 @@ func identifyDir(ctx context.Context, view workspace.View, dir string, sum hash.
 		if info.Type != workspace.TypeDir {
 			return fmt.Errorf("identify directory: %w", &workspace.Error{Kind: workspace.KindInvalid, Path: at, Detail: fmt.Sprintf("is a %s, no directory", info.Type)})
 		}
-		fmt.Fprintf(sum, "%q %d\n", at, info.Inode)
+		if at != "." {
+			fmt.Fprintf(sum, "%q %d\n", at, info.Inode)
+		}
 	}
 	return nil
 }

@@ -212,6 +212,26 @@ func TestCoverIsBounded(t *testing.T) {
 
 // TestApprovalCoversScriptsAndDirectory: changing a covered file or directory
 // changes the state. The control changes other files.
+// The workspace is the same in a sandbox's overlay, where its directory has another inode: an
+// answer given before the sandbox started still counts.
+func TestWorkspaceIsTheSameInAnOverlay(t *testing.T) {
+	state := func(content string) string {
+		dir := t.TempDir()
+		write(t, filepath.Join(dir, "run.sh"), content)
+		shown, err := ProjectCommands(t.Context(), openView(t, dir), ".", []string{"sh run.sh"})
+		if err != nil || shown.State == "" {
+			t.Fatalf("%+v, %v", shown, err)
+		}
+		return shown.State
+	}
+	if state("a") != state("a") {
+		t.Error("another directory's inode changes what was shown")
+	}
+	if state("a") == state("b") {
+		t.Error("control: a script's content doesn't")
+	}
+}
+
 func TestApprovalCoversScriptsAndDirectory(t *testing.T) {
 	for name, tc := range map[string]struct {
 		dir, command string
