@@ -68,7 +68,7 @@ func TestLowPortsLeaveNothing(t *testing.T) {
 func TestEgressEndsWithSandbox(t *testing.T) {
 	both(t, func(t *testing.T, k Kind) {
 		b := newBed(t, k, os.Geteuid())
-		spec := b.spec(t, "killed")
+		spec := b.spec(t, "ses_killed")
 		spec.Egress = &sandbox.EgressPlan{}
 		sb := b.start(t, spec)
 		h := &heldHandler{full: make(chan struct{})}

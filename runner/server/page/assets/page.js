@@ -1,6 +1,5 @@
 // Everything on the page works without this script: it follows sessions live, loads long
 // stories in parts, and sends forms without leaving the page.
-
 const policy = globalThis.trustedTypes?.createPolicy("caisson", {createHTML: text => text}) ?? {createHTML: text => text};
 const $ = id => document.getElementById(id);
 const main = $("main"), flash = $("flash"), story = $("story"), tabs = $("tabs");
@@ -786,8 +785,8 @@ async function startStory() {
 	if ("reading" in story.dataset) await readRest();
 }
 
+addEventListener("hashchange", signIn);
 signIn();
-if ($("login")) addEventListener("hashchange", signIn);
 useKeys();
 showTimes();
 setInterval(() => document.hidden || showTimes(), 1000);
