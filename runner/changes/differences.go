@@ -143,7 +143,7 @@ func HostExecuted(c *overlay.Changes, o overlay.ApplyOptions) []record.HostExecu
 		switch {
 		case o.LeavesOut(change), !change.File(), !change.Git && slices.Contains(strings.Split(change.Path, "/"), ".git"):
 		case change.LinkOut:
-			out = append(out, record.HostExecuted{Path: change.Path, By: bySymlink, Target: change.Target})
+			out = append(out, record.HostExecuted{Path: change.Path, By: bySymlink, Target: change.Target, Added: change.Kind == overlay.Added})
 		default:
 			out = append(out, hostExecuted([]record.Changed{{Path: change.Path, Change: string(change.Kind)}})...)
 		}

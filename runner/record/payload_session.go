@@ -287,6 +287,17 @@ type Quarantined struct {
 	Why string `json:"why,omitempty"`
 }
 
+// String tells what happened to it.
+func (q Quarantined) String() string {
+	switch {
+	case q.To == "":
+		return q.Path + " was not renamed: " + q.Why
+	case q.Why != "":
+		return fmt.Sprintf("%s was renamed to %s: %s", q.Path, q.To, q.Why)
+	}
+	return fmt.Sprintf("%s appeared in the workspace and was renamed to %s", q.Path, q.To)
+}
+
 // Denial is a call that was refused.
 type Denial struct {
 	CallID string           `json:"tool_use_id"`
@@ -310,6 +321,25 @@ type Cleared struct {
 	Capabilities bool   `json:"capabilities,omitempty"`
 	// Why tells why they could not be cleared, absent if they were.
 	Why string `json:"why,omitempty"`
+}
+
+// String names the privileges and tells what became of them.
+func (c Cleared) String() string {
+	var names []string
+	if c.SetUID {
+		names = append(names, "set-user-ID")
+	}
+	if c.SetGID {
+		names = append(names, "set-group-ID")
+	}
+	if c.Capabilities {
+		names = append(names, "capabilities")
+	}
+	what := strings.Join(names, " and ")
+	if c.Why != "" {
+		return fmt.Sprintf("%s has %s, which it had not when the session began, and kept: %s", c.Path, what, c.Why)
+	}
+	return fmt.Sprintf("%s had %s, which it had not when the session began: cleared", c.Path, what)
 }
 
 // ChangeCount counts all changes of a session, including ones that a list

@@ -80,7 +80,7 @@ func (g *GitHub) errorsOf(r runner.Report, failures []junit.Failure) []string {
 	var all []string
 	for _, q := range r.Quarantined {
 		if q.To == "" {
-			all = append(all, formatAnnotation("error", "", 0, "not renamed", q.Path+": "+q.Why))
+			all = append(all, formatAnnotation("error", "", 0, "not renamed", q.String()))
 		}
 	}
 	if r.Problem != nil {

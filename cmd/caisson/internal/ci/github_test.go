@@ -238,6 +238,28 @@ func TestSummaryShowsTheAnswer(t *testing.T) {
 	}
 }
 
+// TestSummaryTellsWhatIsLeft: what Caisson changed or couldn't, beside the agent's changes.
+func TestSummaryTellsWhatIsLeft(t *testing.T) {
+	r := runner.Report{SessionEnded: record.SessionEnded{
+		Quarantined: []record.Quarantined{{Path: "x", Why: "busy"}, {Path: "y", To: "z", Why: "changed"}},
+		Cleared:     []record.Cleared{{Path: "su", SetUID: true, Capabilities: true}, {Path: "kept", SetGID: true, Why: "read-only"}},
+		Left:        []string{"a cgroup"},
+		Overlay: &record.OverlayResult{
+			Conflicts: []record.PathNote{{Path: "p", Why: "edited"}}, LeftOut: []record.PathNote{{Path: "q", Why: "a device"}}, Failed: []record.PathNote{{Path: "r", Why: "denied"}},
+		},
+	}}
+	got := html.UnescapeString(renderSummary(r, 0, maxSummary))
+	for _, want := range []string{
+		"x was not renamed: busy", "y was renamed to z: changed", "a cgroup", "p: edited", "q: a device", "r: denied",
+		"su had set-user-ID and capabilities, which it had not when the session began: cleared",
+		"kept has set-group-ID, which it had not when the session began, and kept: read-only",
+	} {
+		if !strings.Contains(got, "<code>"+want+"</code>") {
+			t.Errorf("the summary lacks %q:\n%s", want, got)
+		}
+	}
+}
+
 // TestAnnotations: failures of tests are shown at their place, and only in existing
 // files.
 func TestAnnotations(t *testing.T) {

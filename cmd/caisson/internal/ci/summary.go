@@ -95,13 +95,10 @@ func differencesSection(r runner.Report) string {
 }
 
 func readFirstSection(r runner.Report) string {
-	section := listSection("Not vouched for", r.Quarantined, func(q record.Quarantined) string {
-		if q.To == "" {
-			return q.Path + " was not renamed: " + q.Why
-		}
-		return q.Path + " was renamed to " + q.To
-	})
-	return section + listSection("Read these first: programs of the host would run or obey them", changes.GroupHostExecuted(r.HostExecuted), changes.HostGroup.String)
+	return listSection("Not vouched for", r.Quarantined, record.Quarantined.String) +
+		listSection("Files with privileges", r.Cleared, record.Cleared.String) +
+		listSection("Left behind", r.Left, func(part string) string { return part }) +
+		listSection("Read these first: programs of the host would run or obey them", changes.GroupHostExecuted(r.HostExecuted), changes.HostGroup.String)
 }
 
 func changesSection(r runner.Report) string {
@@ -113,7 +110,8 @@ func changesSection(r runner.Report) string {
 	})
 	if o := r.Overlay; o != nil {
 		section += fmt.Sprintf("\nChanges: %d, %s, %d applied\n", o.Changes, codeText(string(o.State)), o.Applied)
-		section += listSection("Conflicts", o.Conflicts, func(n record.PathNote) string { return elidePath(n.Path) + ": " + n.Why })
+		note := func(n record.PathNote) string { return elidePath(n.Path) + ": " + n.Why }
+		section += listSection("Conflicts", o.Conflicts, note) + listSection("Left out", o.LeftOut, note) + listSection("Failed", o.Failed, note)
 	}
 	return section
 }

@@ -28,7 +28,7 @@ func Notices(r runner.Report, colour bool) []string {
 func notVouched(r runner.Report, s style) []string {
 	var lines []string
 	for _, q := range r.Quarantined[:notRenamed(r)] {
-		lines = append(lines, s.red(safeLine(fmt.Sprintf("! %s was not renamed: %s", q.Path, q.Why))))
+		lines = append(lines, s.red("! "+safeLine(q.String())))
 	}
 	return lines
 }
@@ -47,38 +47,17 @@ func notRenamed(r runner.Report) int {
 func noticeLines(r runner.Report, s style) []string {
 	var lines []string
 	lines = append(lines, HostExecuted(r.HostExecuted, r.HostExecutedOmitted, s.on)...)
-	lines = append(lines, firstFew(r.Quarantined[notRenamed(r):], func(q record.Quarantined) string {
-		if q.Why != "" {
-			return s.yellow(safeLine(fmt.Sprintf("! %s was renamed to %s: %s", q.Path, q.To, q.Why)))
-		}
-		return s.yellow(safeLine(fmt.Sprintf("! %s appeared in the workspace and was renamed to %s", q.Path, q.To)))
-	})...)
+	lines = append(lines, firstFew(r.Quarantined[notRenamed(r):], func(q record.Quarantined) string { return s.yellow("! " + safeLine(q.String())) })...)
 	lines = append(lines, firstFew(r.Cleared, func(c record.Cleared) string {
-		what := privilegeLines(c)
 		if c.Why != "" {
-			return s.red(safeLine(fmt.Sprintf("! %s has %s, which it had not when the session began, and kept: %s", c.Path, what, c.Why)))
+			return s.red("! " + safeLine(c.String()))
 		}
-		return s.yellow(safeLine(fmt.Sprintf("! %s had %s, which it had not when the session began: cleared", c.Path, what)))
+		return s.yellow("! " + safeLine(c.String()))
 	})...)
 	for _, l := range r.Left {
 		lines = append(lines, s.red("! left behind: "+safeLine(l)))
 	}
 	return append(lines, describeKept(r, s)...)
-}
-
-// privilegeLines names a file's privileges.
-func privilegeLines(c record.Cleared) string {
-	var names []string
-	if c.SetUID {
-		names = append(names, "set-user-ID")
-	}
-	if c.SetGID {
-		names = append(names, "set-group-ID")
-	}
-	if c.Capabilities {
-		names = append(names, "capabilities")
-	}
-	return strings.Join(names, " and ")
 }
 
 // firstFew renders the first items of a list and the number of the others.
