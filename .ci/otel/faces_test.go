@@ -261,12 +261,12 @@ func TestTelemetryOfAResumedSession(t *testing.T) {
 	for name, goOn := range map[string]func(p *program, session string, stderr io.Writer) (above string){
 		"run": func(p *program, session string, stderr io.Writer) string {
 			out, err := p.command(stderr, "run", "--json", "--policy", "ci", "--resume", session).Output()
-			p.check(err, string(out))
+			p.check(err, string(out)+fmt.Sprint(stderr))
 			return parent[36:52]
 		},
 		"chat": func(p *program, session string, stderr io.Writer) string {
 			out, err := p.command(stderr, "chat", "--plain", "--mode", "bind", "--resume", session).Output()
-			p.check(err, string(out))
+			p.check(err, string(out)+fmt.Sprint(stderr))
 			return parent[36:52]
 		},
 		"serve": func(p *program, session string, _ io.Writer) string {
