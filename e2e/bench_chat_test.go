@@ -88,6 +88,22 @@ type conversation struct {
 // converse starts the program on a terminal of 100 by 30 cells.
 func (m *machine) converse(b testing.TB, args ...string) *conversation {
 	b.Helper()
+	program := exec.Command(filepath.Join(binaries(b), "caisson"), args...)
+	c, slave := newConversation(b, program)
+	defer slave.Close()
+	program.Env, program.Dir = append(slices.Clone(m.env), "TERM=xterm-256color"), m.home
+	program.Stdin, program.Stdout, program.Stderr = slave, slave, slave
+	program.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	if err := program.Start(); err != nil {
+		b.Fatal(err)
+	}
+	return c
+}
+
+// newConversation opens a terminal of 100 by 30 cells for a program, which has to be given
+// its other end.
+func newConversation(b testing.TB, program *exec.Cmd) (*conversation, *os.File) {
+	b.Helper()
 	terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
 		b.Skip("needs a pseudo-terminal: " + err.Error())
@@ -107,14 +123,7 @@ func (m *machine) converse(b testing.TB, args ...string) *conversation {
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer slave.Close()
-	c := &conversation{terminal: terminal, program: exec.Command(filepath.Join(binaries(b), "caisson"), args...), more: make(chan struct{}, 1)}
-	c.program.Env, c.program.Dir = append(slices.Clone(m.env), "TERM=xterm-256color"), m.home
-	c.program.Stdin, c.program.Stdout, c.program.Stderr = slave, slave, slave
-	c.program.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
-	if err := c.program.Start(); err != nil {
-		b.Fatal(err)
-	}
+	c := &conversation{terminal: terminal, program: program, more: make(chan struct{}, 1)}
 	go func() {
 		buf := make([]byte, 64<<10)
 		for {
@@ -132,7 +141,7 @@ func (m *machine) converse(b testing.TB, args ...string) *conversation {
 			}
 		}
 	}()
-	return c
+	return c, slave
 }
 
 // send types keys.
