@@ -19,7 +19,7 @@ RUNSC_MODULE := sandbox/oci/runsc
 TOOL := $(GO) tool -modfile=.ci/tools/go.mod
 
 .DEFAULT_GOAL := help
-.PHONY: help build caisson demo test race lint fmt fuzz conformance e2e fresh deploy-test corpus injections skills bench projects agents cover vuln mutate man release check clean
+.PHONY: help build caisson demo pictures test race lint fmt fuzz conformance e2e fresh deploy-test corpus injections skills bench projects agents cover vuln mutate man release check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -42,6 +42,9 @@ $(BIN)/runsc-stock: STOCK := 1
 
 demo: build ## run the example task end to end in the embedded gVisor sandbox
 	@sh examples/demo.sh
+
+pictures: build ## make the pictures in docs again, from real runs; needs tmux and chromium
+	@sh .ci/pictures.sh
 
 test: build ## run all tests with what the machine has; INSTALL=1 brings an engine first
 	@sh .ci/test.sh
