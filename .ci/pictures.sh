@@ -5,7 +5,8 @@ set -eu
 cd "$(dirname "$0")/.."
 root=$PWD
 tmp=$(CDPATH='' cd "$(mktemp -d)" && pwd -P)
-mux() { tmux -S "$tmp/tmux" -f /dev/null "$@"; }
+scene=0
+mux() { tmux -S "$tmp/tmux$scene" -f /dev/null "$@"; }
 trap 'mux kill-server 2>/dev/null || :; rm -rf "$tmp"' EXIT
 cp -R examples/greeting/workspace "$tmp/greeting"
 cp examples/greeting/script.yaml "$tmp/greeting.yaml"
@@ -14,6 +15,7 @@ mkdir -p docs/pictures
 # screen ROWS COMMAND starts a command on a terminal of 100 columns, which stays after its end.
 screen() {
 	mux kill-server 2>/dev/null || :
+	scene=$((scene + 1)) # a server that is ending would take the next command, too
 	mux new-session -d -x 100 -y "$1" -c "$tmp" "env -i HOME=$tmp LANG=C.UTF-8 TERM=tmux-256color PATH=$root/bin:/usr/bin:/bin $2; exec sleep 600"
 }
 
@@ -37,13 +39,14 @@ types() { mux send-keys -l "$1" && mux send-keys Enter; }
 # the headings of make demo.
 picture() {
 	mux capture-pane -ep -S - | awk -v title="$2" -v from="${3-}" '
-	from != "" { if ($0 ~ /^== /) { on = $0 ~ from; next } if (!on || $0 == "") next }
+	BEGIN { if (from != "") lines[++n] = "\033[2m$\033[0m make demo" }
+	from != "" { if ($0 ~ /^(\033\[[0-9;]*m)*== /) { on = $0 ~ from; next } if (!on || $0 == "") next }
 	{ lines[++n] = $0; if ($0 ~ /[^ ]/) last = n }
 	END {
 		height = 18 * last + 24
 		print "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 824 " height "\" width=\"824\" height=\"" height "\" role=\"img\" xml:space=\"preserve\"><title>" title "</title>"
 		print "<style>"
-		print "text { font: 13px ui-monospace, SFMono-Regular, Menlo, Consolas, \"Liberation Mono\", monospace; fill: #1f2328 }"
+		print "text { font: 13px ui-monospace, SFMono-Regular, Menlo, Consolas, \"Liberation Mono\", monospace; fill: #1f2328; white-space: pre }"
 		print "rect { fill: #fff; stroke: #d1d9e0 }"
 		print ".s1 { font-weight: 600 } .s2 { fill-opacity: .65 } .s4, .s7 { text-decoration: underline }"
 		print ".s31 { fill: #cf222e } .s32 { fill: #116329 } .s33 { fill: #7d4e00 } .s36 { fill: #1b7c83 }"
@@ -92,8 +95,7 @@ screen 40 'caisson run --backend gvisor --policy default --workspace greeting --
 shows '? help >'
 sleep 1
 mux send-keys y
-shows '+for name in'
-shows '? help >'
+shows 'd never, ? help >'
 picture pictures/approval.svg 'A question: the call, its changes as a diff, and the keys'
 
 # The tutorial has two agents work on two tasks.

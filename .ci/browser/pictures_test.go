@@ -39,11 +39,12 @@ func TestPictures(t *testing.T) {
 // picture writes a light picture of the window.
 func (b *tab) picture(path string) {
 	b.t.Helper()
-	b.run(call(emulation.SetDeviceMetricsOverride, emulation.SetDeviceMetricsOverrideParams{Width: 1000, Height: 700, DeviceScaleFactor: 1.5}),
-		call(emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: "light"}}}),
-		chromedp.Func(func(ctx context.Context, t *chromedp.Target) error {
-			quality := int64(80)
-			shot, err := cdp.Call(ctx, t, page.CaptureScreenshot, page.CaptureScreenshotParams{Format: "webp", Quality: &quality})
-			return errors.Join(err, os.WriteFile(path, shot.Data, 0o644))
-		}))
+	b.run(call(emulation.SetDeviceMetricsOverride, emulation.SetDeviceMetricsOverrideParams{Width: 1000, Height: 900, DeviceScaleFactor: 1.5}),
+		call(emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: "light"}}}))
+	b.wait(`innerWidth === 1000 && ((document.querySelector("#story") ?? document.body).scrollIntoView(), true)`) // the story shows its end first
+	b.run(chromedp.Func(func(ctx context.Context, t *chromedp.Target) error {
+		quality := int64(80)
+		shot, err := cdp.Call(ctx, t, page.CaptureScreenshot, page.CaptureScreenshotParams{Format: "webp", Quality: &quality})
+		return errors.Join(err, os.WriteFile(path, shot.Data, 0o644))
+	}))
 }
