@@ -42,6 +42,7 @@ func (b *tab) picture(path string) {
 	b.run(call(emulation.SetDeviceMetricsOverride, emulation.SetDeviceMetricsOverrideParams{Width: 1000, Height: 900, DeviceScaleFactor: 1.5}),
 		call(emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: "light"}}}))
 	b.wait(`innerWidth === 1000 && ((document.querySelector("#story") ?? document.body).scrollIntoView(), true)`) // the story shows its end first
+	get[bool](b, `new Promise(done => requestAnimationFrame(() => setTimeout(done, 500, true)))`) // until it is drawn
 	b.run(chromedp.Func(func(ctx context.Context, t *chromedp.Target) error {
 		quality := int64(80)
 		shot, err := cdp.Call(ctx, t, page.CaptureScreenshot, page.CaptureScreenshotParams{Format: "webp", Quality: &quality})
