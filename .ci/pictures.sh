@@ -102,5 +102,5 @@ picture pictures/approval.svg 'A question: the call, its changes as a diff, and 
 sed -n '/^```sh$/,/^```$/{/^```/!p}' docs/tutorials/evaluation.md >"$tmp/evaluation.sh"
 (cd "$tmp" && env -i HOME="$tmp" LANG=C.UTF-8 PATH="$root/bin:/usr/bin:/bin" CAISSON_BACKEND=gvisor sh -eu evaluation.sh >/dev/null)
 PICTURES=$root/docs/pictures REPORT=$tmp/evaluation/results/report.html E2E_BIN=$root/bin \
-	"${GO:-go}" test -C .ci/browser -count=1 -run '^TestPictures$' .
+	"${GO:-go}" test -C .ci/browser -tags pictures -count=1 -run '^TestPictures$' .
 ls -l docs/demo.svg docs/pictures

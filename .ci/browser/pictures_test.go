@@ -1,3 +1,5 @@
+//go:build pictures
+
 package browser
 
 import (
@@ -16,10 +18,7 @@ import (
 // TestPictures writes the pictures of the page and of the report that REPORT names to the
 // directory that PICTURES names.
 func TestPictures(t *testing.T) {
-	dir, report := os.Getenv("PICTURES"), os.Getenv("REPORT")
-	if dir == "" {
-		t.Skip("needs PICTURES; see make pictures")
-	}
+	dir, report := os.Getenv("PICTURES"), os.Getenv("REPORT") // see make pictures
 	s := newSite(t, map[string]string{"cart": cart})
 	id, turn := s.session("cart", "make the discount count")
 	s.answer(id, turn, "allow", "")

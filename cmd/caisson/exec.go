@@ -216,7 +216,7 @@ func newExecCommand(a *app) *cobra.Command {
   caisson exec --image node:24 -e CI=1 -v ~/data:/data:ro -w /app -- npm test
   caisson exec --mode overlay --timeout 10m -- ./configure && caisson diff
   tar c src | caisson exec -i -C /workspace/copy -- tar x
-  caisson exec --agent claude --max-cost-usd 2 -- "make the failing test pass"`,
+  caisson exec --agent claude --max-tokens 2000000 -- "make the failing test pass"`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			task := "caisson exec " + strings.Join(args, " ")
 			if f.Agent != "" {
@@ -247,7 +247,7 @@ through Caisson, as with caisson exec --agent.
 ` + execStatusHelp,
 		Example: `  caisson shell
   caisson shell --image node:24 --mode overlay && caisson diff
-  caisson shell --agent claude --max-cost-usd 5`,
+  caisson shell --agent claude --max-tokens 5000000`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			e := execution{execFlags: execFlags{f.commandFlags, true, true}, workspace: f.workspaceFlags, agent: f.Agent, task: "caisson shell"}
 			if e.agent == "" {
