@@ -49,9 +49,11 @@ func Encode(r Record) ([]byte, error) {
 
 // Decode reads a line that [Encode] wrote. It ignores unknown fields.
 func Decode(text []byte) (Record, error) {
-	var l line
-	if err := json.Unmarshal(text, &l); err != nil {
-		return Record{}, fmt.Errorf("decode record: %w", err)
+	l, ok := cutLine(text)
+	if !ok {
+		if err := json.Unmarshal(text, &l); err != nil {
+			return Record{}, fmt.Errorf("decode record: %w", err)
+		}
 	}
 	ts, err := time.Parse(TimeLayout, l.Time)
 	if err != nil {
@@ -62,6 +64,63 @@ func Decode(text []byte) (Record, error) {
 		Session: l.Session, Turn: l.Turn, Parent: l.Parent,
 		Actor: l.Actor, Kind: l.Kind, Payload: l.Payload, Prev: l.Prev,
 	}, nil
+}
+
+// envelope is what stands before each value of a line that [Encode] writes, up to its
+// payload. beforePrev comes after that.
+var envelope = [...][]byte{
+	[]byte(`{"schema_version":`), []byte(`,"seq":`), []byte(`,"id":"`), []byte(`","ts":"`), []byte(`","session":"`), []byte(`","turn":"`),
+	[]byte(`","parent":"`), []byte(`","actor":"`), []byte(`","kind":"`), []byte(`","payload":`),
+}
+
+const beforePrev = `,"prev":"`
+
+// cutLine decodes a line whose envelope is exactly as [Encode] writes it: encoding/json
+// looks at each byte of the payload twice for that. ok is false for all other lines.
+func cutLine(text []byte) (l line, ok bool) {
+	var values [len(envelope)][]byte
+	rest := text
+	for i, before := range envelope {
+		if values[i], rest, ok = bytes.Cut(rest, before); !ok || !isPlain(values[i]) {
+			return l, false
+		}
+	}
+	end := bytes.LastIndex(rest, []byte(beforePrev))
+	if end < 1 || len(values[0]) > 0 {
+		return l, false
+	}
+	payload := rest[:end]
+	prev, ok := bytes.CutSuffix(rest[end+len(beforePrev):], []byte(`"}`))
+	version, seq := parseCount(values[1]), parseCount(values[2])
+	if !ok || !isPlain(prev) || version < 1 || seq < 1 || payload[0] != '{' || payload[end-1] != '}' || !json.Valid(payload) {
+		return l, false
+	}
+	return line{
+		SchemaVersion: int(version), Seq: seq, ID: string(values[3]), Time: string(values[4]), Session: string(values[5]), Turn: string(values[6]),
+		Parent: string(values[7]), Actor: Actor(values[8]), Kind: Kind(values[9]), Payload: bytes.Clone(payload), Prev: string(prev),
+	}, true
+}
+
+// isPlain reports whether a text is the same in a JSON string.
+func isPlain(text []byte) bool {
+	for _, b := range text {
+		if b < ' ' || b > '~' || b == '"' || b == '\\' {
+			return false
+		}
+	}
+	return true
+}
+
+// parseCount returns a positive number that begins with no other character, or 0.
+func parseCount(text []byte) int64 {
+	if len(text) == 0 || text[0] < '1' || text[0] > '9' {
+		return 0
+	}
+	n, err := strconv.ParseInt(string(text), 10, 64)
+	if err != nil {
+		return 0
+	}
+	return n
 }
 
 // PayloadOf returns the payload of a record that this program wrote. It is the

@@ -333,6 +333,15 @@ func TestReadTraceFindsDamage(t *testing.T) {
 	}
 }
 
+// TestLinesAreCut: what Encode writes is decoded the quick way.
+func TestLinesAreCut(t *testing.T) {
+	for text := range bytes.Lines(golden(t)) {
+		if _, ok := cutLine(bytes.TrimSpace(text)); !ok {
+			t.Errorf("not cut: %s", text)
+		}
+	}
+}
+
 func FuzzDecode(f *testing.F) {
 	lines := 0
 	for text := range bytes.Lines(golden(&testing.T{})) {
@@ -342,7 +351,23 @@ func FuzzDecode(f *testing.F) {
 	if lines == 0 {
 		f.Fatal("empty seed corpus")
 	}
+	for _, odd := range []string{
+		`{"schema_version":01,"seq":2,"id":"a","ts":"","session":"","turn":"","parent":"","actor":"user","kind":"x","payload":{},"prev":""}`,
+		`{"schema_version":1,"seq":2,"id":"a","ts":"","session":"","turn":"","parent":"","actor":"user","kind":"x","payload":{},"seq":{},"prev":""}`,
+		`{"schema_version":1,"seq":2,"id":"a","ts":"","session":"","turn":"","parent":"","actor":"user","kind":"x","payload":{"prev":"","prev":""}`,
+	} {
+		f.Add([]byte(odd))
+	}
 	f.Fuzz(func(t *testing.T, text []byte) {
+		if l, ok := cutLine(text); ok {
+			var want line
+			if err := json.Unmarshal(text, &want); err != nil {
+				t.Fatalf("encoding/json refuses it: %v", err)
+			}
+			if diff := cmp.Diff(want, l); diff != "" {
+				t.Error(diff)
+			}
+		}
 		rec, err := Decode(text)
 		if err != nil {
 			return
