@@ -297,6 +297,9 @@ func (p *page) compareAgents(s batch.Spec, results []batch.Result, x index) {
 			p.Comparisons = append(p.Comparisons, compareTwo(a.Agent, b.Agent, s, results, x, maxPairs))
 		}
 	}
+	if len(p.Comparisons) > 0 {
+		p.Comparisons[0].Open = p.Comparisons[0].Differ <= maxOpen
+	}
 }
 
 // compareTwo compares two agents of a batch, and lists at most bound tasks.

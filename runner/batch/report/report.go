@@ -32,6 +32,7 @@ const (
 	maxFaults      = 100    // rows of infrastructure faults
 	maxAgents      = 6      // agents that are compared with each other
 	maxTasks       = 1_000  // rows of tasks
+	maxOpen        = 10     // tasks on which two agents differ that are shown unfolded
 	maxPairs       = 200    // tasks on which agents differ, and tasks left out, per comparison
 	maxUnsupported = 1_000  // rows of unsupported tasks
 	maxPoints      = 15     // agents in the plot of costs; their labels must have room

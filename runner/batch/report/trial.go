@@ -17,6 +17,8 @@ import (
 // The bounds of a trial's page.
 const (
 	maxText   = 256 << 10 // bytes of a text
+	maxTexts  = 20        // files whose text is shown
+	maxParts  = 200       // steps, failed tries and sessions
 	maxFiles  = 1_000     // files in the list
 	maxOthers = 200       // the task's other trials in the list
 )
@@ -28,13 +30,13 @@ type trialPage struct {
 	head
 
 	trialRow
-	Rewards    []namedReward
-	Sessions   []string // directories with records
-	Texts      []shownText
-	Files      []listedFile
-	FilesLeft  int
-	Others     []trialRow // of the same task
-	OthersLeft int
+	Rewards                             []namedReward
+	Sessions                            []string // directories with records
+	Texts                               []shownText
+	Files                               []listedFile
+	Others                              []trialRow // of the same task
+	StepsLeft, FaultsLeft, SessionsLeft int
+	TextsLeft, FilesLeft, OthersLeft    int
 }
 
 type namedReward struct {
@@ -68,7 +70,10 @@ func (o ViewOptions) readTrialPage(results []batch.Result, i int) (*trialPage, e
 		return nil, err
 	}
 	defer func() { _ = root.Close() }() // only read
-	p := &trialPage{head: o.newHead(fmt.Sprintf("%s, %s, attempt %d", r.Task, r.Agent, r.Attempt), ""), trialRow: newTrialRow(r, 0), Sessions: findSessions(root)}
+	p := &trialPage{head: o.newHead(fmt.Sprintf("%s, %s, attempt %d", r.Task, r.Agent, r.Attempt), ""), trialRow: newTrialRow(r, 0)}
+	p.Steps, p.StepsLeft = cut(p.Steps, maxParts)
+	p.Faults, p.FaultsLeft = cut(p.Faults, maxParts)
+	p.Sessions, p.SessionsLeft = cut(findSessions(root), maxParts)
 	for name, value := range r.Rewards {
 		p.Rewards = append(p.Rewards, namedReward{name, value})
 	}
@@ -76,7 +81,9 @@ func (o ViewOptions) readTrialPage(results []batch.Result, i int) (*trialPage, e
 	for _, pattern := range shownFiles {
 		names, _ := fs.Glob(root.FS(), pattern) // the patterns are ours
 		for _, name := range names {
-			if text, ok := readText(root, name); ok {
+			if len(p.Texts) == maxTexts {
+				p.TextsLeft++
+			} else if text, ok := readText(root, name); ok {
 				p.Texts = append(p.Texts, text)
 			}
 		}

@@ -136,6 +136,31 @@ func TestView(t *testing.T) {
 	}
 }
 
+// TestTrialIsBounded: a trial of many steps has a page that can be read.
+func TestTrialIsBounded(t *testing.T) {
+	s, results := newSample(1, 1)
+	files := map[string]string{}
+	for i := range maxParts + 5 {
+		name := fmt.Sprintf("step-%03d", i)
+		results[0].Steps = append(results[0].Steps, batch.StepResult{Name: name})
+		results[0].Faults = append(results[0].Faults, batch.Fault{Class: batch.VerifierNetwork, Cause: "cut off"})
+		files["steps/"+name+"/"+batch.AgentOutputFile] = "the output of " + name
+		files["steps/"+name+"/"+batch.VerifierSessionDir+"/"+record.TraceFile] = "{}\n"
+	}
+	dir, trial := writeBatch(t, s, results[:1], files)
+	_, _, page := serveBatch(t, dir)("/" + batch.TrialsDir + "/" + filepath.Base(trial) + "/")
+	for what, most := range map[string]int{"cut off": maxParts, "the output of": maxTexts, `verifier-session/">`: maxParts} {
+		if n := strings.Count(page, what); n != most {
+			t.Errorf("%d of %q, want %d", n, what, most)
+		}
+	}
+	for _, want := range []string{"and 5 more", fmt.Sprintf("%d more files are not shown", maxParts+5-maxTexts)} {
+		if !strings.Contains(page, want) {
+			t.Errorf("the page doesn't say %q", want)
+		}
+	}
+}
+
 // TestViewIsConfined: an agent's files are shown as text, and lead nowhere.
 func TestViewIsConfined(t *testing.T) {
 	s, results := newSample(1, 1)
