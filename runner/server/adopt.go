@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"sync"
 
@@ -113,8 +114,23 @@ func (j *joinedRecords) pass(r record.Record) {
 	j.live.observeRecord(r, nil)
 }
 
-// load passes on the file's records. Meanwhile, observe keeps new ones in waiting.
+// load passes on the file's records. Meanwhile, observe keeps new ones in waiting. After
+// an error, no more are passed on.
 func (j *joinedRecords) load() error {
+	err := j.loadFile()
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if err != nil {
+		j.seq = math.MaxInt64
+	}
+	for _, r := range j.waiting {
+		j.pass(r)
+	}
+	j.waiting, j.loaded = nil, true
+	return err
+}
+
+func (j *joinedRecords) loadFile() error {
 	t, err := openTail(j.live.dir)
 	if err != nil {
 		return err
@@ -122,11 +138,8 @@ func (j *joinedRecords) load() error {
 	defer t.close()
 	for {
 		e, ok, err := t.nextEntry()
-		if err != nil {
+		if err != nil || !ok {
 			return err
-		}
-		if !ok {
-			break
 		}
 		r, err := record.Decode(e.line)
 		if err != nil {
@@ -134,13 +147,6 @@ func (j *joinedRecords) load() error {
 		}
 		j.pass(r)
 	}
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	for _, r := range j.waiting {
-		j.pass(r)
-	}
-	j.waiting, j.loaded = nil, true
-	return nil
 }
 
 // startAdopted starts a turn of an adopted session. It holds no lock: its owner

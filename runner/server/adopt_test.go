@@ -298,4 +298,16 @@ func TestRecordsAreJoined(t *testing.T) {
 	if got := live.feed.lastSeq(); got != int64(n+2) {
 		t.Errorf("after that, the last record is %d", got)
 	}
+
+	// After a failure, nobody needs the records.
+	live.dir = t.TempDir()
+	j = &joinedRecords{live: live}
+	j.observe(later(int64(n+3)), nil)
+	if err := j.load(); err == nil {
+		t.Error("records that don't exist are loaded")
+	}
+	j.observe(later(int64(n+4)), nil)
+	if got := live.feed.lastSeq(); got != int64(n+2) || len(j.waiting) > 0 {
+		t.Errorf("after a failure the last record is %d, and %d wait", got, len(j.waiting))
+	}
 }
