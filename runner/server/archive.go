@@ -48,7 +48,6 @@ func (a archive) isLive(id string) bool {
 }
 
 // isVisible reports whether clients may see a session that is not live here.
-// They don't see a session without a recorded workspace.
 func (a archive) isVisible(dir string) bool {
 	if a.shows == nil {
 		return true
@@ -59,7 +58,13 @@ func (a archive) isVisible(dir string) bool {
 	}
 	defer t.close()
 	created, err := trace.ReadCreated(t.file)
-	return err == nil && created.Workspace != "" && (created.Workspace == sessiondir.WorkspacePath(a.stateDir, filepath.Base(dir)) || a.shows(created.Workspace))
+	return err == nil && a.mayShow(dir, created)
+}
+
+// mayShow is isVisible for a session whose first record was read. Clients don't see
+// a session without a recorded workspace.
+func (a archive) mayShow(dir string, created record.SessionCreated) bool {
+	return a.shows == nil || created.Workspace != "" && (created.Workspace == sessiondir.WorkspacePath(a.stateDir, filepath.Base(dir)) || a.shows(created.Workspace))
 }
 
 // listIDs returns the IDs of all sessions, newest first.

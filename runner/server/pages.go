@@ -333,7 +333,7 @@ func (g *guard) readForm(out *response, r *http.Request, u User, known bool) *Pr
 		return nil
 	case http.MethodPost:
 	default:
-		return newProblem(http.StatusMethodNotAllowed, "method", "pages take GET and POST", "The API is at /sessions")
+		return newProblem(http.StatusMethodNotAllowed, "method", "pages take GET and POST", "")
 	}
 	foreign := newProblem(http.StatusForbidden, "origin", "the form was not sent by a page of this server", "Reload the page and send it again")
 	if r.Header.Get("Sec-Fetch-Site") != "same-origin" || len(r.Header.Values("Origin")) != 1 { // checkOrigin has compared it

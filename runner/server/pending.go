@@ -78,7 +78,7 @@ func (c *confirmations) listPending() []Confirmation {
 }
 
 func (c *confirmations) answerConfirmation(ctx context.Context, turn, id string, a Answer, from client) (Resolution, error) {
-	unknown := newProblem(http.StatusNotFound, "no_confirmation", "this turn of this session has no such confirmation", "GET /sessions/{id}/confirmations lists them")
+	unknown := newProblem(http.StatusNotFound, "no_confirmation", "this turn of this session has no such confirmation", "The open ones of the session have other ids")
 	asked := c.turnOf(id)
 	given := approval.Answer{Decision: a.Decision, Scope: a.Scope, Reason: a.Reason}
 	if _, hidden := tools.DisplayLines(a.Reason); hidden {

@@ -145,7 +145,7 @@ func (r *registry) reserveSession() error {
 		return serverStopping()
 	case len(r.sessions)+r.starting >= r.opts.MaxSessions:
 		p := newProblem(http.StatusTooManyRequests, "sessions", fmt.Sprintf("%d sessions are live, the maximum", r.opts.MaxSessions),
-			"End one with DELETE, or raise max_sessions of serve in the configuration")
+			"End one, or raise max_sessions of serve in the configuration")
 		p.retryAfter = "10"
 		return p
 	}
@@ -261,9 +261,13 @@ func (r *registry) requireLive(id string) (*session, error) {
 func (r *registry) findDir(id string) (string, error) {
 	dir, ok := r.archive.findDir(id)
 	if !ok || r.liveSession(id) == nil && !r.archive.isVisible(dir) {
-		return "", newProblem(http.StatusNotFound, "no_session", "there is no such session", "GET /sessions lists them")
+		return "", noSession()
 	}
 	return dir, nil
+}
+
+func noSession() *Problem {
+	return newProblem(http.StatusNotFound, "no_session", "there is no such session", "It may have been removed")
 }
 
 // viewSession returns a session as clients see it. whole adds the fields that
@@ -272,13 +276,16 @@ func (r *registry) viewSession(id string, whole bool) (Session, error) {
 	if live := r.liveSession(id); live != nil {
 		return live.sessionView(whole), nil
 	}
-	dir, err := r.findDir(id)
-	if err != nil {
-		return Session{}, err
+	dir, ok := r.archive.findDir(id)
+	if !ok {
+		return Session{}, noSession()
 	}
 	p, err := readPast(id, dir)
 	if err != nil {
 		return Session{}, r.internalProblem("read session", err)
+	}
+	if !r.archive.mayShow(dir, p.begin.Created) {
+		return Session{}, noSession()
 	}
 	return p.sessionView(p.ended == nil && r.archive.isLive(id), whole), nil
 }

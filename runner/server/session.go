@@ -192,7 +192,7 @@ func (s *session) turnProblem(err error) *Problem {
 	case errors.Is(err, runner.ErrBusy):
 		return newProblem(http.StatusConflict, "busy", "turn "+s.run.Status().Turn+" is running", "Wait for its end, or cancel it")
 	case errors.Is(err, runner.ErrOver):
-		return newProblem(http.StatusConflict, "over", "the session takes no more turns: "+s.run.Status().Over, "End it with DELETE, and start another one")
+		return newProblem(http.StatusConflict, "over", "the session takes no more turns: "+s.run.Status().Over, "End it, and start another one")
 	}
 	return s.internalProblem("start turn", err)
 }
