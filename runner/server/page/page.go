@@ -121,8 +121,8 @@ func (p *Page) serveAsset(w http.ResponseWriter, r *http.Request) {
 	http.ServeContent(w, r, name, time.Time{}, bytes.NewReader(text))
 }
 
-func notFound(detail string) *server.Problem {
-	return &server.Problem{Status: http.StatusNotFound, Title: "Not found", Detail: detail}
+func refusal(status int, detail string) *server.Problem {
+	return &server.Problem{Status: status, Detail: detail}
 }
 
 // ServeHTTP serves a request that the server has let pass.
@@ -152,13 +152,26 @@ func (p *Page) Refuse(w http.ResponseWriter, r *http.Request, problem *server.Pr
 	if rest, ok := strings.CutPrefix(r.URL.Path, "/s/"); ok {
 		back = "/s/" + strings.SplitN(rest, "/", 2)[0]
 	}
-	p.write(w, problem.Status, "problem", problemView{p.frame(r, problem.Title, ""), problem, back})
+	title := "Failed"
+	switch {
+	case problem.Status == http.StatusUnauthorized:
+		title = "Signed out"
+	case problem.Status == http.StatusForbidden:
+		title = "Not allowed"
+	case problem.Status == http.StatusNotFound:
+		title = "Not found"
+	case problem.Status < http.StatusInternalServerError:
+		title = "Not done"
+	}
+	p.write(w, problem.Status, "problem", problemView{p.frame(r, title, ""), problem, back})
 }
 
 type problemView struct {
 	frame
 	Problem *server.Problem
 	Back    string
+func notFound(detail string) *server.Problem { return refusal(http.StatusNotFound, detail) }
+
 }
 
 // forUsers shows the form for signing in to everybody else.
@@ -169,9 +182,9 @@ func (p *Page) forUsers(serve func(http.ResponseWriter, *http.Request, server.Us
 		case !ok && r.Method == http.MethodGet && !strings.HasSuffix(r.URL.Path, "/stream"):
 			p.write(w, http.StatusUnauthorized, "login", loginView{frame: p.frame(r, "Sign in", ""), To: r.URL.RequestURI()})
 		case !ok:
-			p.Refuse(w, r, &server.Problem{Status: http.StatusUnauthorized, Title: "Signed out", Detail: "You aren't signed in any more. Sign in, and try again."})
+			p.Refuse(w, r, refusal(http.StatusUnauthorized, "You aren't signed in any more. Sign in, and try again."))
 		case !u.Has(server.RoleRead):
-			p.Refuse(w, r, &server.Problem{Status: http.StatusForbidden, Title: "Not allowed", Detail: "The page needs a token with the role read."})
+			p.Refuse(w, r, refusal(http.StatusForbidden, "The page needs a token with the role read."))
 		default:
 			if err := serve(w, r, u); err != nil {
 				p.fail(w, r, err)
@@ -263,7 +276,7 @@ func (p *Page) signOut(w http.ResponseWriter, r *http.Request, u server.User) er
 // showDoctor is for admins: findings name paths of the server's machine.
 func (p *Page) showDoctor(w http.ResponseWriter, r *http.Request, u server.User) error {
 	if !u.Has(server.RoleAdmin) {
-		return &server.Problem{Status: http.StatusForbidden, Title: "Not allowed", Detail: "The checks of the machine are for the role admin."}
+		return refusal(http.StatusForbidden, "The checks of the machine are for the role admin.")
 	}
 	view := struct {
 		frame

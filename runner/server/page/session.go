@@ -275,8 +275,7 @@ func (p *Page) findStep(w http.ResponseWriter, r *http.Request, _ server.User) e
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(r.Context(), findTime,
-		&server.Problem{Status: http.StatusServiceUnavailable, Title: "Failed", Detail: "The search took longer than 20 seconds. Search again from a later step."})
+	ctx, cancel := context.WithTimeoutCause(r.Context(), findTime, refusal(http.StatusServiceUnavailable, "The search took longer than 20 seconds. Search again from a later step."))
 	defer cancel()
 	if err := x.Extend(ctx); err != nil { // wait for all of a long session
 		return err

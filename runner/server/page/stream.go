@@ -53,7 +53,7 @@ func (p *Page) streamSession(w http.ResponseWriter, r *http.Request, u server.Us
 	}
 	after, err := strconv.ParseInt(text, 10, 64)
 	if text != "" && (err != nil || after < 0) {
-		return &server.Problem{Status: http.StatusBadRequest, Title: "Bad request", Detail: "The number of the last event is none."}
+		return refusal(http.StatusBadRequest, "The number of the last event is none.")
 	}
 	x, err := p.openIndex(r.Context(), id)
 	if err != nil {

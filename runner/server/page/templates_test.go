@@ -57,8 +57,8 @@ func pageData() map[string]any {
 		ID: hostile, Name: tools.Name(hostile), Input: hostile, Asked: []trace.Question{{Decision: hostile, By: hostile, Answered: time.Now()}},
 	}}, time.Time{}, "/s/ses_1")
 	return map[string]any{
-		"login":   loginView{hostileFrame(), "/?" + hostile, true},
-		"problem": problemView{hostileFrame(), &server.Problem{Title: hostile, Detail: hostile, ErrorID: hostile, Errors: []server.Place{{Location: hostile, Message: hostile}}, Resolution: &server.Resolution{By: hostile, Reason: hostile}, Conflicts: []server.Note{{Path: hostile, Why: hostile}}}, "/"},
+		"login":   loginView{hostileFrame(), "/?" + hostile, true, hostile, hostile},
+		"problem": problemView{hostileFrame(), &server.Problem{Detail: hostile, ErrorID: hostile, Errors: []server.Place{{Location: hostile, Message: hostile}}, Resolution: &server.Resolution{By: hostile, Reason: hostile}, Conflicts: []server.Note{{Path: hostile, Why: hostile}}}, "/"},
 		"doctor": struct {
 			frame
 			Findings []Finding
