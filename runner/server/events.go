@@ -1,13 +1,13 @@
 package server
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"math"
 	"net/http"
 	"reflect"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -18,16 +18,8 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-const (
-	// heartbeat is the time between two comments on a quiet stream. Proxies
-	// commonly cut a connection that is silent for 60 s.
-	heartbeat = 15 * time.Second
-	// writeTime is how long a write may wait for a reader. A slower one is
-	// disconnected, and can come back with Last-Event-ID.
-	writeTime = 10 * time.Second
-	// pollEvery is how often the trace of another process's session is polled.
-	pollEvery = time.Second
-)
+// pollEvery is how often the trace of another process's session is polled.
+const pollEvery = time.Second
 
 type eventsInput struct {
 	SessionPath
@@ -83,13 +75,7 @@ type stream struct {
 	after int64  // the last record that the client has
 	next  *entry // read but not yet sent
 	last  bool   // session.ended has been sent
-	eventWriter
-}
-
-type eventWriter struct {
-	metrics *metrics
-	w       http.ResponseWriter
-	wire    *http.ResponseController
+	*httpserver.EventWriter
 }
 
 func (a *streamsAPI) streamEvents(ctx context.Context, in *eventsInput) (*huma.StreamResponse, error) {
@@ -134,7 +120,7 @@ func (a *streamsAPI) streamEvents(ctx context.Context, in *eventsInput) (*huma.S
 			w.WriteHeader(http.StatusOK)
 			return
 		}
-		st.eventWriter = eventWriter{a.sessions.metrics, w, http.NewResponseController(w)}
+		st.EventWriter = httpserver.NewEventWriter(w, a.sessions.metrics.dropped.Inc)
 		if err := st.sendAll(r.Context()); err != nil {
 			a.sessions.log.Debug("stream", zap.String("session", st.id), zap.Error(err))
 		}
@@ -210,10 +196,10 @@ func (st *stream) sendAll(ctx context.Context) error {
 		defer leave()
 		st.sub, wake = sub, sub.wake
 	}
-	if err := st.begin(); err != nil {
+	if err := st.Begin(); err != nil {
 		return err
 	}
-	beat := time.NewTimer(heartbeat)
+	beat := time.NewTimer(httpserver.Heartbeat)
 	defer beat.Stop()
 	poll := time.NewTicker(pollEvery)
 	defer poll.Stop()
@@ -226,14 +212,14 @@ func (st *stream) sendAll(ctx context.Context) error {
 			return err
 		}
 		if end != "" {
-			return st.sendEvent("end", StreamEnd{State: end})
+			return sendEvent(st.EventWriter, "", "end", StreamEnd{State: end})
 		}
 		select {
 		case <-wake:
 		case <-poll.C:
 			continue // don't put off the heartbeat
 		case <-beat.C:
-			if err := st.writeAndFlush([]byte(": still here\n\n")); err != nil {
+			if err := st.Beat(); err != nil {
 				return err
 			}
 		case <-ctx.Done():
@@ -245,11 +231,11 @@ func (st *stream) sendAll(ctx context.Context) error {
 			case err != nil:
 				return err
 			case end != "":
-				return st.sendEvent("end", StreamEnd{State: end})
+				return sendEvent(st.EventWriter, "", "end", StreamEnd{State: end})
 			}
 			return errStopping
 		}
-		beat.Reset(heartbeat)
+		beat.Reset(httpserver.Heartbeat)
 	}
 }
 
@@ -281,7 +267,7 @@ func (st *stream) catchUp() (end State, err error) {
 		if _, err := st.sendRecords(d.after); err != nil {
 			return "", err
 		}
-		if err := st.sendEvent("delta", d.Delta); err != nil {
+		if err := sendEvent(st.EventWriter, "", "delta", d.Delta); err != nil {
 			return "", err
 		}
 	}
@@ -320,55 +306,23 @@ func (st *stream) sendRecords(upTo int64) (last bool, err error) {
 		}
 		st.next = nil
 		if len(out) > 32<<10 {
-			if err := st.writeAndFlush(out); err != nil {
+			if err := st.Send(out); err != nil {
 				return false, err
 			}
 			out = out[:0]
 		}
 	}
 	if len(out) > 0 {
-		err = st.writeAndFlush(out)
+		err = st.Send(out)
 	}
 	return st.last, err
 }
 
-func (st *eventWriter) begin() error {
-	st.w.Header().Set("Content-Type", "text/event-stream")
-	st.w.Header().Set("X-Accel-Buffering", "no")
-	st.w.WriteHeader(http.StatusOK)
-	return st.writeAndFlush([]byte(": caisson\n\n"))
-}
-
-func (st *eventWriter) sendEvent(name string, v any) error { return st.sendNumbered("", name, v) }
-
-// sendNumbered sends one event, without an ID if id is "".
-func (st *eventWriter) sendNumbered(id, name string, v any) error {
-	var buf bytes.Buffer
-	if id != "" {
-		fmt.Fprintf(&buf, "id: %s\n", id)
-	}
-	fmt.Fprintf(&buf, "event: %s\ndata: ", name)
-	if err := writeJSON(&buf, v); err != nil {
+// sendEvent sends one event as JSON, without an ID if id is "".
+func sendEvent(to *httpserver.EventWriter, id, name string, v any) error {
+	var text strings.Builder
+	if err := writeJSON(&text, v); err != nil {
 		return err
 	}
-	buf.WriteByte('\n')
-	return st.writeAndFlush(buf.Bytes())
-}
-
-// writeAndFlush writes and flushes within writeTime.
-func (st *eventWriter) writeAndFlush(text []byte) error {
-	if err := st.wire.SetWriteDeadline(time.Now().Add(writeTime)); err != nil {
-		return fmt.Errorf("send event: %w", err)
-	}
-	_, err := st.w.Write(text)
-	if err == nil {
-		err = st.wire.Flush()
-	}
-	if err != nil {
-		if isTimeout(err) {
-			st.metrics.dropped.Inc()
-		}
-		return fmt.Errorf("send event: %w", err)
-	}
-	return nil
+	return to.Event(id, name, text.String())
 }

@@ -20,6 +20,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/internal/httpserver"
 	"github.com/caisson-run/caisson/runner/server/internal/outputlog"
 )
 
@@ -213,7 +214,7 @@ func (a execsAPI) runCommand(ctx context.Context, in *execInput) (*huma.StreamRe
 			defer release()
 			defer r.close()
 			req, w := humago.Unwrap(c)
-			r.events = eventWriter{metrics: r.api.metrics, w: w, wire: http.NewResponseController(w)}
+			r.events = httpserver.NewEventWriter(w, r.api.metrics.dropped.Inc)
 			if err := r.sendAll(req.Context()); err != nil {
 				r.api.log.Debug("stream of a command", zap.String("exec", r.command.id), zap.Error(err))
 			}
@@ -270,7 +271,7 @@ type execReader struct {
 	output  *outputlog.Reader
 	// at is the offset in each stream up to which the client has it.
 	at     [outputlog.Streams]int64
-	events eventWriter
+	events *httpserver.EventWriter
 }
 
 // close ends the reading. It cancels a command that no other client can join,
@@ -291,13 +292,13 @@ var streamNames = [outputlog.Streams]string{"stdout", "stderr"}
 // sendAll sends the output as events until the command has ended, or the client
 // is gone or too slow.
 func (r *execReader) sendAll(ctx context.Context) error {
-	if err := r.events.begin(); err != nil {
+	if err := r.events.Begin(); err != nil {
 		return err
 	}
-	if err := r.events.sendEvent("started", ExecStarted{Exec: r.command.id}); err != nil {
+	if err := sendEvent(r.events, "", "started", ExecStarted{Exec: r.command.id}); err != nil {
 		return err
 	}
-	beat := time.NewTimer(heartbeat)
+	beat := time.NewTimer(httpserver.Heartbeat)
 	defer beat.Stop()
 	buf := make([]byte, 32<<10)
 	for {
@@ -314,28 +315,28 @@ func (r *execReader) sendAll(ctx context.Context) error {
 			}
 			r.at[i] += int64(used)
 			sent = true
-			if err := r.events.sendNumbered(fmt.Sprintf("%d-%d", r.at[0], r.at[1]), name, piece); err != nil {
+			if err := sendEvent(r.events, fmt.Sprintf("%d-%d", r.at[0], r.at[1]), name, piece); err != nil {
 				return err
 			}
 		}
 		switch {
 		case sent:
-			beat.Reset(heartbeat)
+			beat.Reset(httpserver.Heartbeat)
 			continue
 		case st.Ended:
 			<-r.command.done
 			if err := r.command.err; err != nil {
-				return r.events.sendEvent("error", r.api.commandProblem(r.live.id, err))
+				return sendEvent(r.events, "", "error", r.api.commandProblem(r.live.id, err))
 			}
-			return r.events.sendEvent("exit", r.command.end())
+			return sendEvent(r.events, "", "exit", r.command.end())
 		}
 		select {
 		case <-changed:
 		case <-beat.C:
-			if err := r.events.writeAndFlush([]byte(": still here\n\n")); err != nil {
+			if err := r.events.Beat(); err != nil {
 				return err
 			}
-			beat.Reset(heartbeat)
+			beat.Reset(httpserver.Heartbeat)
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}

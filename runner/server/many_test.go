@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caisson-run/caisson/runner/internal/httpserver"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 )
@@ -220,9 +221,8 @@ func TestReaderThatIsDropped(t *testing.T) {
 	w := newTestEnv(t, "  - text: Done.\n")
 	server, client := net.Pipe() // nothing is buffered: a write waits for its reader
 	defer client.Close()
-	st := &eventWriter{metrics: w.server.metrics, w: &deadlined{conn: server, limit: time.Now().Add(-time.Second)}}
-	st.wire = http.NewResponseController(st.w)
-	if err := st.writeAndFlush([]byte("x")); err == nil {
+	st := httpserver.NewEventWriter(&deadlined{conn: server, limit: time.Now().Add(-time.Second)}, w.server.metrics.dropped.Inc)
+	if err := st.Send([]byte("x")); err == nil {
 		t.Error("a write that nobody reads succeeds")
 	}
 	if a := w.get("/metrics").requireStatus(t, 200); !strings.Contains(a.text, "caisson_event_streams_dropped_total 1") {

@@ -238,9 +238,12 @@ func (s *Server) Records(id string, from int64, most int) ([]record.Record, erro
 	return out, nil
 }
 
-// OpenStream counts a user's event stream until release is called. It returns a
-// [*Problem] if the user has too many.
-func (s *Server) OpenStream(u User) (release func(), err error) { return s.streams.takeStream(u.label) }
+// OpenStream returns a writer of events for a user, and counts their stream until
+// release is called. It returns a [*Problem] if the user has too many.
+func (s *Server) OpenStream(w http.ResponseWriter, u User) (_ *httpserver.EventWriter, release func(), err error) {
+	release, err = s.streams.takeStream(u.label)
+	return httpserver.NewEventWriter(w, s.sessions.metrics.dropped.Inc), release, err
+}
 
 // Stopped is closed when the server has ended its sessions.
 func (s *Server) Stopped() <-chan struct{} { return s.sessions.stopped }

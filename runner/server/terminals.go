@@ -17,6 +17,7 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 	"go.uber.org/zap"
 
+	"github.com/caisson-run/caisson/runner/internal/httpserver"
 	"github.com/caisson-run/caisson/runner/internal/terminal"
 	"github.com/caisson-run/caisson/sandbox"
 )
@@ -304,9 +305,9 @@ func (t *terminalConn) ping(ctx context.Context, client *terminal.Client) {
 	}
 }
 
-// write sends a message within writeTime.
+// write sends a message within httpserver.WriteTime.
 func (t *terminalConn) write(ctx context.Context, kind websocket.MessageType, p []byte) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, writeTime, errors.New("the client reads nothing"))
+	ctx, cancel := context.WithTimeoutCause(ctx, httpserver.WriteTime, errors.New("the client reads nothing"))
 	defer cancel()
 	err := t.conn.Write(ctx, kind, p)
 	if err != nil && ctx.Err() != nil {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/coder/websocket"
 
+	"github.com/caisson-run/caisson/runner/internal/httpserver"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 )
@@ -409,7 +410,7 @@ func TestTerminalOfASlowReader(t *testing.T) {
 	began := time.Now()
 	var end ExecEnd
 	w.do(aliceToken, "DELETE", "/sandboxes/"+s.ID+"/exec/"+c.id, "").requireStatus(t, 200).decodeInto(t, &end)
-	if took := time.Since(began); !end.Cancelled || end.Signal != 15 || took > writeTime/2 {
+	if took := time.Since(began); !end.Cancelled || end.Signal != 15 || took > httpserver.WriteTime/2 {
 		t.Errorf("cancelled after %v: %+v", took, end)
 	}
 	if testing.Short() {
@@ -417,7 +418,7 @@ func TestTerminalOfASlowReader(t *testing.T) {
 	}
 	c = flood()
 	began = time.Now()
-	if got := w.endOf(s.ID, c.id); !got.Cancelled || time.Since(began) > 4*writeTime {
+	if got := w.endOf(s.ID, c.id); !got.Cancelled || time.Since(began) > 4*httpserver.WriteTime {
 		t.Errorf("a client that reads nothing: %+v after %v", got.ExitStatus, time.Since(began))
 	}
 }

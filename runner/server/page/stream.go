@@ -5,25 +5,20 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net/http"
 	"strconv"
 	"time"
 
+	"github.com/caisson-run/caisson/runner/internal/httpserver"
 	"github.com/caisson-run/caisson/runner/server"
 	"github.com/caisson-run/caisson/runner/trace"
 	"github.com/caisson-run/caisson/tools"
 )
 
-const (
-	// pollEvery is how often the records of another process's session are
-	// looked at, restTime the least time between two looks at any session, so that
-	// a program's output doesn't make a page for each line.
-	pollEvery, restTime = time.Second, 100 * time.Millisecond
-	// heartbeat is the time between two comments on a quiet stream, writeTime
-	// how long a browser may take to read an event.
-	heartbeat, writeTime = 15 * time.Second, 10 * time.Second
-)
+// pollEvery is how often the records of another process's session are looked at,
+// restTime the least time between two looks at any session, so that a program's
+// output doesn't make a page for each line.
+const pollEvery, restTime = time.Second, 100 * time.Millisecond
 
 var errStopped = errors.New("the server stops")
 
@@ -41,8 +36,7 @@ type stream struct {
 	// last record of each call that was sent as "open".
 	sent map[string]string
 	open map[string]int64
-	w    http.ResponseWriter
-	wire *http.ResponseController
+	*httpserver.EventWriter
 }
 
 func (p *Page) streamSession(w http.ResponseWriter, r *http.Request, u server.User) error {
@@ -59,16 +53,13 @@ func (p *Page) streamSession(w http.ResponseWriter, r *http.Request, u server.Us
 	if err != nil {
 		return err
 	}
-	release, err := p.srv.OpenStream(u)
+	out, release, err := p.srv.OpenStream(w, u)
 	if err != nil {
 		return err
 	}
 	defer release()
-	st := &stream{page: p, u: u, id: id, index: x, frame: p.frame(r, "", ""), after: after, sent: map[string]string{}, open: map[string]int64{}, w: w, wire: http.NewResponseController(w)}
-	w.Header().Set("Content-Type", "text/event-stream")
-	w.Header().Set("X-Accel-Buffering", "no")
-	w.WriteHeader(http.StatusOK)
-	if err := st.write([]byte(": caisson\n\n")); err == nil {
+	st := &stream{page: p, u: u, id: id, index: x, frame: p.frame(r, "", ""), after: after, sent: map[string]string{}, open: map[string]int64{}, EventWriter: out}
+	if err := st.Begin(); err == nil {
 		_ = st.follow(r.Context()) // the browser comes back
 	}
 	return nil
@@ -84,7 +75,7 @@ func (st *stream) follow(ctx context.Context) error {
 		defer f.Leave()
 		wake = f.Wake
 	}
-	beat := time.NewTicker(heartbeat)
+	beat := time.NewTicker(httpserver.Heartbeat)
 	defer beat.Stop()
 	for {
 		ended, err := st.catchUp(ctx, f)
@@ -92,7 +83,7 @@ func (st *stream) follow(ctx context.Context) error {
 			return err
 		}
 		if ended {
-			return st.send("", "end", "")
+			return st.Event("", "end", "")
 		}
 		select {
 		case <-time.After(restTime):
@@ -106,7 +97,7 @@ func (st *stream) follow(ctx context.Context) error {
 			if !st.page.srv.SignedIn(st.u) {
 				return nil
 			}
-			if err := st.write([]byte(": still here\n\n")); err != nil {
+			if err := st.Beat(); err != nil {
 				return err
 			}
 		case <-ctx.Done():
@@ -147,7 +138,7 @@ func (st *stream) catchUp(ctx context.Context, f *server.Follower) (ended bool, 
 		if err != nil {
 			return false, err
 		}
-		if err := st.send("", "delta", string(text)); err != nil {
+		if err := st.Event("", "delta", string(text)); err != nil {
 			return false, err
 		}
 	}
@@ -181,7 +172,7 @@ func (st *stream) sendSteps(begun time.Time) error {
 					return err
 				}
 			}
-			if err := st.send(strconv.FormatInt(steps[i].Seq, 10), "step", html.String()); err != nil {
+			if err := st.Event(strconv.FormatInt(steps[i].Seq, 10), "step", html.String()); err != nil {
 				return err
 			}
 			st.after, i = steps[i].Seq, n
@@ -201,7 +192,7 @@ func (st *stream) sendOpen(begun time.Time) error {
 		if err := st.page.templates().ExecuteTemplate(&html, "open", trace.StepView(s, begun, "/s/"+st.id)); err != nil {
 			return err
 		}
-		if err := st.send("", "open", html.String()); err != nil {
+		if err := st.Event("", "open", html.String()); err != nil {
 			return err
 		}
 	}
@@ -220,29 +211,5 @@ func (st *stream) sendTemplate(event, name string, data any) error {
 		return nil
 	}
 	st.sent[event] = html.String()
-	return st.send("", event, html.String())
-}
-
-// send sends one event, without an ID if id is "".
-func (st *stream) send(id, event, data string) error {
-	var out bytes.Buffer
-	if id != "" {
-		fmt.Fprintf(&out, "id: %s\n", id)
-	}
-	fmt.Fprintf(&out, "event: %s\n", event)
-	for line := range bytes.Lines(append([]byte(data), '\n')) {
-		fmt.Fprintf(&out, "data: %s\n", bytes.TrimRight(line, "\r\n"))
-	}
-	out.WriteByte('\n')
-	return st.write(out.Bytes())
-}
-
-func (st *stream) write(text []byte) error {
-	if err := st.wire.SetWriteDeadline(time.Now().Add(writeTime)); err != nil {
-		return err
-	}
-	if _, err := st.w.Write(text); err != nil {
-		return err
-	}
-	return st.wire.Flush()
+	return st.Event("", event, html.String())
 }
