@@ -98,6 +98,10 @@ func (k *keptResponse) Write(p []byte) (int, error) {
 	return k.body.Write(p)
 }
 
+// CodeOwner returns the label of the token that a code belongs to, or "" for a code
+// that can't be used. The code stays usable.
+func (s *Server) CodeOwner(code string) string { return s.guard.signIns.ownerOf(code) }
+
 // SignIn returns the cookie for a code that a client got with its token, at the
 // host of a request. ok is false for a code that is unknown, used or too old, or
 // for a name that isn't the client's own.

@@ -109,8 +109,7 @@ func (s *signIns) newCode(from client) (code string, until time.Time) {
 // names that others know or that are another client's. If a code is used again,
 // somebody else may have used it first, so its cookie ends.
 func (s *signIns) useCode(code, host string) (cookie string, ok bool) {
-	code = strings.ToUpper(strings.NewReplacer("-", "", " ", "").Replace(strings.TrimSpace(code)))
-	sum := sha256.Sum256([]byte(code))
+	sum := hashCode(code)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
@@ -130,6 +129,20 @@ func (s *signIns) useCode(code, host string) (cookie string, ok bool) {
 	found.until = now.Add(cookieTime)
 	putSignIn(s.cookies, cookie, found, maxCookies)
 	return cookie, true
+}
+
+// ownerOf returns the label of the client that a code is for, or "".
+func (s *signIns) ownerOf(code string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if found := s.codes[hashCode(code)]; time.Now().Before(found.until) {
+		return found.label
+	}
+	return ""
+}
+
+func hashCode(code string) [sha256.Size]byte {
+	return sha256.Sum256([]byte(strings.ToUpper(strings.NewReplacer("-", "", " ", "").Replace(strings.TrimSpace(code)))))
 }
 
 // findUser returns the user whose cookie a request has, and keeps it valid.

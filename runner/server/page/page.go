@@ -257,14 +257,21 @@ func ownPath(to string) string {
 }
 
 func (p *Page) signIn(w http.ResponseWriter, r *http.Request) {
-	to := ownPath(r.PostForm.Get("to"))
-	cookie, ok := p.srv.SignIn(r.PostForm.Get("code"), r.Host)
+	view := loginView{frame: p.frame(r, "Sign in", ""), To: ownPath(r.PostForm.Get("to")), Code: r.PostForm.Get("code")}
+	old, signedIn := server.UserOf(r.Context())
+	if owner := p.srv.CodeOwner(view.Code); signedIn && owner != "" && owner != view.User && r.PostForm.Get("replace") == "" {
+		view.Other = owner
+		p.write(w, http.StatusOK, "login", view)
+		return
+	}
+	cookie, ok := p.srv.SignIn(view.Code, r.Host)
 	if !ok {
-		p.write(w, http.StatusForbidden, "login", loginView{p.frame(r, "Sign in", ""), to, true})
+		view.Failed = true
+		p.write(w, http.StatusForbidden, "login", view)
 		return
 	}
 	http.SetCookie(w, cookie)
-	http.Redirect(w, r, to, http.StatusSeeOther)
+	http.Redirect(w, r, view.To, http.StatusSeeOther)
 }
 
 func (p *Page) signOut(w http.ResponseWriter, r *http.Request, u server.User) error {
@@ -275,6 +282,8 @@ func (p *Page) signOut(w http.ResponseWriter, r *http.Request, u server.User) er
 
 // showDoctor is for admins: findings name paths of the server's machine.
 func (p *Page) showDoctor(w http.ResponseWriter, r *http.Request, u server.User) error {
+	// Other is whom Code signs in instead of the user, who is asked.
+	Other, Code string
 	if !u.Has(server.RoleAdmin) {
 		return refusal(http.StatusForbidden, "The checks of the machine are for the role admin.")
 	}
@@ -290,6 +299,8 @@ func (p *Page) showDoctor(w http.ResponseWriter, r *http.Request, u server.User)
 }
 
 func (p *Page) showBatches(w http.ResponseWriter, r *http.Request, u server.User) error {
+// signIn signs somebody in with a code. Whoever is signed in as somebody else is asked
+// first: another site can lead here with a code of its own.
 	list := p.batches.list()
 	if !u.Has(server.RoleAdmin) { // what can't be read names paths of the server's machine
 		for i := range list.Faults {
@@ -297,6 +308,9 @@ func (p *Page) showBatches(w http.ResponseWriter, r *http.Request, u server.User
 		}
 		for i := range list.Rows {
 			if list.Rows[i].Problem != "" {
+	if signedIn {
+		p.srv.SignOut(old)
+	}
 				list.Rows[i].Problem = "its files can't be used"
 			}
 		}

@@ -151,22 +151,59 @@ type browser struct {
 
 var formToken = regexp.MustCompile(`name="form" value="([0-9a-f]{32})"`)
 
-// signIn signs somebody in with a code, as a browser does.
-func (w *site) signIn(name string) *browser {
+// newCode returns a code with which somebody signs in.
+func (w *site) newCode(name string) string {
 	w.t.Helper()
-	b := &browser{site: w}
-	status, _, text := b.send("POST", "/signins", nil, "Authorization", "Bearer "+tokens[name].Value)
+	status, _, text := (&browser{site: w}).send("POST", "/signins", nil, "Authorization", "Bearer "+tokens[name].Value)
 	var code server.SignIn
 	if err := json.Unmarshal([]byte(text), &code); status != http.StatusCreated || err != nil {
 		w.t.Fatalf("no code: %d %s", status, text)
 	}
-	status, header, text := b.send("POST", "/login", url.Values{"code": {code.Code}, "to": {"/"}})
+	return code.Code
+}
+
+// signIn signs somebody in with a code, as a browser does.
+func (w *site) signIn(name string) *browser {
+	w.t.Helper()
+	b := &browser{site: w}
+	b.useCode(w.newCode(name))
+	return b
+}
+
+func (b *browser) useCode(code string, values ...string) {
+	b.t.Helper()
+	form := url.Values{"code": {code}, "to": {"/"}}
+	for i := 0; i+1 < len(values); i += 2 {
+		form.Set(values[i], values[i+1])
+	}
+	status, header, text := b.send("POST", "/login", form)
 	if status != http.StatusSeeOther || header.Get("Location") != "/" {
-		w.t.Fatalf("signed in with %d: %s", status, text)
+		b.t.Fatalf("signed in with %d: %s", status, text)
 	}
 	b.cookie, _, _ = strings.Cut(header.Get("Set-Cookie"), ";")
 	b.form = formToken.FindStringSubmatch(b.get("/", 200))[1]
-	return b
+}
+
+// TestSignInAsAnother: a code of somebody else signs nobody out without asking.
+func TestSignInAsAnother(t *testing.T) {
+	w := newSite(t, "  - text: Never asked.\n")
+	b := w.signIn("alice")
+	alice, code := b.cookie, w.newCode("bob")
+	for range 2 { // asking doesn't use the code
+		status, header, text := b.send("POST", "/login", url.Values{"code": {code}, "to": {"/"}})
+		if status != http.StatusOK || header.Get("Set-Cookie") != "" || !strings.Contains(text, "Sign in as bob") || !strings.Contains(text, `value="`+code+`"`) {
+			t.Fatalf("a code of bob gives alice %d %v\n%s", status, header, text)
+		}
+	}
+	b.get("/", http.StatusOK)
+	b.useCode(code, "replace", "yes")
+	if !strings.Contains(b.get("/", http.StatusOK), "<span>bob</span>") {
+		t.Error("bob isn't signed in")
+	}
+	(&browser{site: w, cookie: alice}).get("/", http.StatusUnauthorized)
+	bob := b.cookie
+	b.useCode(w.newCode("bob")) // nobody is asked: it is the same user
+	(&browser{site: w, cookie: bob}).get("/", http.StatusUnauthorized)
 }
 
 // send sends what a browser sends for a link, or with values for a form.
