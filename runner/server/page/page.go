@@ -8,6 +8,7 @@ package page
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
 	"crypto/sha256"
 	"embed"
@@ -93,6 +94,7 @@ func parseTemplates() *template.Template {
 	t := trace.Templates().Funcs(template.FuncMap{
 		"since": formatSince,
 		"json": func(v any) (string, error) {
+		"asset": func(name string) string { return "/assets/" + name + "?" + assets()[name].hash },
 			var text strings.Builder
 			out := json.NewEncoder(&text)
 			out.SetEscapeHTML(false) // the template does
@@ -104,21 +106,51 @@ func parseTemplates() *template.Template {
 	return template.Must(t.ParseFS(files, "templates/*.tmpl"))
 }
 
-// serveAsset serves a style sheet or script, which browsers keep and ask about
-// each time.
+// asset is a file that pages load, also compressed. Pages name it with its hash, so
+// that browsers keep it. Pages themselves aren't compressed: they have secrets beside
+// foreign texts, and a length would tell about both.
+type asset struct {
+	text, packed []byte
+	hash         string
+}
+
+var assets = sync.OnceValue(func() map[string]asset {
+	out := map[string]asset{}
+	for _, name := range []string{"page.css", "page.js"} {
+		text, err := files.ReadFile("assets/" + name)
+		if err != nil {
+			panic(err) // it is embedded
+		}
+		if name == "page.css" {
+			text = append([]byte(trace.Style()), text...)
+		}
+		var packed bytes.Buffer
+		z := gzip.NewWriter(&packed)
+		_, _ = z.Write(text) // a buffer takes everything
+		_ = z.Close()
+		out[name] = asset{text, packed.Bytes(), fmt.Sprintf("%.8x", sha256.Sum256(text))}
+	}
+	return out
+})
+
 func (p *Page) serveAsset(w http.ResponseWriter, r *http.Request) {
 	name := r.PathValue("file")
-	text, err := files.ReadFile("assets/" + name)
-	if name == "trace.css" {
-		text, err = []byte(trace.Style()), nil
-	}
-	if err != nil {
+	a, ok := assets()[name]
+	if !ok {
 		p.Refuse(w, r, notFound("There is no such file."))
 		return
 	}
-	w.Header().Set("Cache-Control", "no-cache")
-	w.Header().Set("Etag", fmt.Sprintf(`"%x"`, sha256.Sum256(text)))
-	http.ServeContent(w, r, name, time.Time{}, bytes.NewReader(text))
+	h := w.Header()
+	h.Set("Cache-Control", "no-cache")
+	if r.URL.RawQuery == a.hash {
+		h.Set("Cache-Control", "max-age=31536000, immutable")
+	}
+	h.Set("Vary", "Accept-Encoding")
+	if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+		h.Set("Content-Encoding", "gzip")
+		a.text = a.packed
+	}
+	http.ServeContent(w, r, name, time.Time{}, bytes.NewReader(a.text))
 }
 
 func refusal(status int, detail string) *server.Problem {

@@ -2,6 +2,7 @@ package page
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -441,6 +442,8 @@ func TestOneAnswerCounts(t *testing.T) {
 	}
 }
 
+var assetOf = regexp.MustCompile(`/assets/[a-z.]+\?[0-9a-f]{16}`)
+
 // TestOnlyOwnForms: forms are taken from the page's own documents alone. Every refusal has an accepted form
 // beside it.
 func TestOnlyOwnForms(t *testing.T) {
@@ -490,9 +493,17 @@ func TestOnlyOwnForms(t *testing.T) {
 			t.Errorf("%s: %q", name, header.Get(name))
 		}
 	}
-	_, header, _ = alice.send("GET", "/assets/trace.css", nil)
-	if status, _, _ := alice.send("GET", "/assets/trace.css", nil, "If-None-Match", header.Get("Etag")); status != http.StatusNotModified {
-		t.Errorf("a style sheet is sent again: status %d", status)
+	addresses := assetOf.FindAllString(alice.get("/", 200), -1)
+	if len(addresses) != 2 {
+		t.Errorf("the page loads %q", addresses)
+	}
+	for _, address := range addresses {
+		for coding, most := range map[string]int{"": 40_000, "gzip": 12_000} {
+			status, header, text := alice.send("GET", address, nil, "Accept-Encoding", cmp.Or(coding, "identity"))
+			if status != http.StatusOK || header.Get("Content-Encoding") != coding || len(text) < 2000 || len(text) > most || !strings.Contains(header.Get("Cache-Control"), "immutable") {
+				t.Errorf("%s: status %d, %d bytes, %v", address, status, len(text), header)
+			}
+		}
 	}
 	alice.post("/logout", http.StatusSeeOther)
 	alice.get("/", http.StatusUnauthorized)

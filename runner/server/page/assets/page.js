@@ -794,7 +794,7 @@ for (const card of cards()) watchCard(card);
 showTitle();
 if (story) startStory().then(connect);
 else if (tabs) ended = "ended" in $("state").dataset;
-if ($("list")) setInterval(() => refreshList().catch(() => {}), 5000);
+if ($("list")) setInterval(() => (Math.round(performance.now() / 1000) % 5 === 0 || "reading" in $("list").dataset) && refreshList().catch(() => {}), 1000);
 document.addEventListener("visibilitychange", showOrHide);
 addEventListener("online", showOrHide);
 showOrHide();
