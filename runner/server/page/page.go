@@ -20,6 +20,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/caisson-run/caisson/runner/server"
@@ -59,6 +60,7 @@ type Page struct {
 	indexes   indexCache
 	batches   *batches
 	reading   sync.Once // of all sessions
+	read      atomic.Bool
 	// reads has an element for each session that is read in the background.
 	reads chan struct{}
 }
@@ -92,9 +94,9 @@ func New(srv *server.Server, o Options) *Page {
 
 func parseTemplates() *template.Template {
 	t := trace.Templates().Funcs(template.FuncMap{
+		"asset": func(name string) string { return "/assets/" + name + "?" + assets()[name].hash },
 		"since": formatSince,
 		"json": func(v any) (string, error) {
-		"asset": func(name string) string { return "/assets/" + name + "?" + assets()[name].hash },
 			var text strings.Builder
 			out := json.NewEncoder(&text)
 			out.SetEscapeHTML(false) // the template does
@@ -157,6 +159,8 @@ func refusal(status int, detail string) *server.Problem {
 	return &server.Problem{Status: status, Detail: detail}
 }
 
+func notFound(detail string) *server.Problem { return refusal(http.StatusNotFound, detail) }
+
 // ServeHTTP serves a request that the server has let pass.
 func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	setHeaders(w)
@@ -202,8 +206,6 @@ type problemView struct {
 	frame
 	Problem *server.Problem
 	Back    string
-func notFound(detail string) *server.Problem { return refusal(http.StatusNotFound, detail) }
-
 }
 
 // forUsers shows the form for signing in to everybody else.
@@ -273,6 +275,8 @@ type loginView struct {
 	// To is the path to show after signing in.
 	To     string
 	Failed bool
+	// Other is whom Code signs in instead of the user, who is asked.
+	Other, Code string
 }
 
 func (p *Page) showLogin(w http.ResponseWriter, r *http.Request) {
@@ -288,6 +292,8 @@ func ownPath(to string) string {
 	return to
 }
 
+// signIn signs somebody in with a code. Whoever is signed in as somebody else is asked
+// first: another site can lead here with a code of its own.
 func (p *Page) signIn(w http.ResponseWriter, r *http.Request) {
 	view := loginView{frame: p.frame(r, "Sign in", ""), To: ownPath(r.PostForm.Get("to")), Code: r.PostForm.Get("code")}
 	old, signedIn := server.UserOf(r.Context())
@@ -302,6 +308,9 @@ func (p *Page) signIn(w http.ResponseWriter, r *http.Request) {
 		p.write(w, http.StatusForbidden, "login", view)
 		return
 	}
+	if signedIn {
+		p.srv.SignOut(old)
+	}
 	http.SetCookie(w, cookie)
 	http.Redirect(w, r, view.To, http.StatusSeeOther)
 }
@@ -314,8 +323,6 @@ func (p *Page) signOut(w http.ResponseWriter, r *http.Request, u server.User) er
 
 // showDoctor is for admins: findings name paths of the server's machine.
 func (p *Page) showDoctor(w http.ResponseWriter, r *http.Request, u server.User) error {
-	// Other is whom Code signs in instead of the user, who is asked.
-	Other, Code string
 	if !u.Has(server.RoleAdmin) {
 		return refusal(http.StatusForbidden, "The checks of the machine are for the role admin.")
 	}
@@ -331,8 +338,6 @@ func (p *Page) showDoctor(w http.ResponseWriter, r *http.Request, u server.User)
 }
 
 func (p *Page) showBatches(w http.ResponseWriter, r *http.Request, u server.User) error {
-// signIn signs somebody in with a code. Whoever is signed in as somebody else is asked
-// first: another site can lead here with a code of its own.
 	list := p.batches.list()
 	if !u.Has(server.RoleAdmin) { // what can't be read names paths of the server's machine
 		for i := range list.Faults {
@@ -340,9 +345,6 @@ func (p *Page) showBatches(w http.ResponseWriter, r *http.Request, u server.User
 		}
 		for i := range list.Rows {
 			if list.Rows[i].Problem != "" {
-	if signedIn {
-		p.srv.SignOut(old)
-	}
 				list.Rows[i].Problem = "its files can't be used"
 			}
 		}

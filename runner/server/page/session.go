@@ -219,7 +219,9 @@ func (p *Page) showStory(w http.ResponseWriter, r *http.Request, u server.User) 
 	}
 	if at, err := strconv.ParseInt(q.Get("at"), 10, 64); err == nil {
 		view.At = at
-		view.Number = x.Find(at)
+		if view.Number = x.Find(at); view.Number < 0 { // it is of a call under way
+			view.Number = len(chunks) - 1
+		}
 	}
 	view.Number = min(max(view.Number, 0), max(len(chunks)-1, 0))
 	for i, c := range chunks {

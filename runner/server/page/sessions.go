@@ -14,8 +14,8 @@ const (
 	// perPage is the number of sessions on a page.
 	perPage = 50
 	// searchTime bounds a search through the sessions; what is older is on the
-	// next page.
-	searchTime = 2 * time.Second
+	// next page. Until all sessions were read once, that is soon.
+	searchTime = 100 * time.Millisecond
 )
 
 // sessionRow is one session of the list.
@@ -79,8 +79,10 @@ type sessionsView struct {
 	Rows             []sessionRow
 	// Next is the query of the next page, or "". More reports that the search
 	// went through a part of the sessions only.
-	Next      string
-	More      bool
+	Next string
+	More bool
+	// Reading reports that a later search finds more.
+	Reading   bool
 	Workspace string
 	Models    []string
 }
@@ -104,6 +106,7 @@ func (p *Page) showSessions(w http.ResponseWriter, r *http.Request, _ server.Use
 	p.reading.Do(func() { // what is known of ended sessions makes searches quick
 		go func() {
 			defer p.recoverReading()
+			defer p.read.Store(true)
 			for _, id := range ids {
 				select {
 				case <-p.srv.Stopped():
@@ -114,6 +117,7 @@ func (p *Page) showSessions(w http.ResponseWriter, r *http.Request, _ server.Use
 			}
 		}()
 	})
+	view.Reading = !p.read.Load()
 	before, until := q.Get("before"), time.Now().Add(searchTime)
 	for _, id := range ids {
 		if before != "" && id >= before {
