@@ -110,7 +110,11 @@ func newHome(t testing.TB, models map[string]string) *site {
 	s := &site{t: t, bin: filepath.Join(bin, "caisson"), home: t.TempDir(), log: &buffer{}}
 	s.workspace = filepath.Join(s.home, "project")
 	s.write("project/cart.go", "package cart\n\nfunc Total(sum, discount int) int {\n\treturn sum\n}\n")
-	config := "serve:\n  max_streams: 128\n  tokens:\n"
+	batches := filepath.Join(s.home, "batches")
+	if err := os.Mkdir(batches, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	config := "serve:\n  max_streams: 128\n  batches: [" + batches + "]\n  tokens:\n"
 	s.env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + s.home}
 	for _, name := range []string{"alice", "bob", "carol"} {
 		config += fmt.Sprintf("    %s: {env: %s, roles: [admin]}\n", name, strings.ToUpper(name))
@@ -402,7 +406,7 @@ func (b *tab) wait(expression string) {
 		}
 		if time.Now().After(end) {
 			if dir := os.Getenv("SCREENSHOTS"); dir != "" {
-				b.shoot(filepath.Join(dir, "failed-"+filepath.Base(b.t.Name())+".png"), false)
+				b.shoot(filepath.Join(dir, "failed-"+filepath.Base(b.t.Name())+".png"))
 			}
 			last, _ := try[string](b, `location.href + "\n" + document.body.innerText`)
 			b.t.Fatalf("after %s not: %s (%v)\n%s\n%s", patience, expression, err, last, b.log)

@@ -5,7 +5,9 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -95,14 +97,17 @@ func (b *tab) cardReady() string {
 	return ready
 }
 
+// ways are how people use the page.
+var ways = []struct {
+	name          string
+	mouse, script bool
+}{{"mouse", true, true}, {"keyboard", false, true}, {"no script", false, false}}
+
 // TestJourneys types a task, allows a call, denies another, reads the changes, applies
 // them and looks for the failure: with the mouse, with the keyboard alone, and without
 // script.
 func TestJourneys(t *testing.T) {
-	for _, way := range []struct {
-		name          string
-		mouse, script bool
-	}{{"mouse", true, true}, {"keyboard", false, true}, {"no script", false, false}} {
+	for _, way := range ways {
 		t.Run(way.name, func(t *testing.T) {
 			t.Parallel()
 			s := newSite(t, map[string]string{"cart": cart})
@@ -243,26 +248,7 @@ func TestOneAnswerCounts(t *testing.T) {
 	for _, b := range tabs {
 		b.wait("!document.querySelector(" + quote("#q-"+q+":not(.over)") + ")")
 	}
-	all, err := os.ReadFile(filepath.Join(s.home, ".local", "state", "caisson", "sessions", id, "trace.jsonl"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var winner string
-	count := 0
-	for line := range strings.Lines(string(all)) {
-		var r struct {
-			Kind    string
-			Payload struct{ By, Client string }
-		}
-		if json.Unmarshal([]byte(line), &r) == nil && r.Kind == "tool.confirmation_resolved" {
-			count++
-			winner = r.Payload.By + r.Payload.Client
-		}
-	}
-	if count != 1 {
-		t.Errorf("%d answers count: %s", count, all)
-	}
-	t.Logf("the answer of %s counts", winner)
+	winner := s.winner(id)
 	for name, b := range tabs {
 		if winner != "userhttp:"+name+"/browser" {
 			b.says("body", strings.TrimPrefix(winner, "user")) // on the page, or in what its answer was refused with
@@ -270,5 +256,106 @@ func TestOneAnswerCounts(t *testing.T) {
 	}
 	if winner != "userhttp:carol" && (status != http.StatusConflict || !strings.Contains(string(text), strings.TrimPrefix(winner, "user"))) {
 		t.Errorf("the API doesn't say whose answer counts: %d %s", status, text)
+	}
+}
+
+// winner returns whose answer to the only question of a session counts.
+func (s *site) winner(id string) string {
+	s.t.Helper()
+	all, err := os.ReadFile(filepath.Join(s.home, ".local", "state", "caisson", "sessions", id, "trace.jsonl"))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	var winners []string
+	for line := range strings.Lines(string(all)) {
+		var r struct {
+			Kind    string
+			Payload struct{ By, Client string }
+		}
+		if json.Unmarshal([]byte(line), &r) == nil && r.Kind == "tool.confirmation_resolved" {
+			winners = append(winners, r.Payload.By+r.Payload.Client)
+		}
+	}
+	if len(winners) != 1 {
+		s.t.Fatalf("the answers of %q count: %s", winners, all)
+	}
+	s.t.Logf("the answer of %s counts", winners[0])
+	return winners[0]
+}
+
+// TestConversationIsAnsweredOnce answers a question of a conversation on its terminal and in
+// two browsers at once. One answer counts, and the others see whose.
+func TestConversationIsAnsweredOnce(t *testing.T) {
+	t.Parallel()
+	s := newHome(t, map[string]string{"chat": "  - calls: [{tool: write_file, input: {path: one, content: x}}]\n  - text: The end.\n"})
+	chat := s.command("chat", "--backend", "gvisor", "--mode", "overlay", "--policy", "default", "--model", "chat")
+	cmd := exec.CommandContext(t.Context(), "script", "-qec", "stty rows 40 cols 200; exec "+strings.Join(chat.Args, " "), "/dev/null") // on a terminal of its own
+	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = chat.Dir, append(chat.Env, "TERM=xterm"), s.log, s.log
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Skipf("needs script: %v", err)
+	}
+	seen := 0
+	press := func(after, keys string) {
+		t.Helper()
+		eventually(t, "the terminal shows "+after, func() bool {
+			text := s.log.String()
+			at := strings.Index(text[seen:], after)
+			if at >= 0 {
+				seen += at + len(after)
+			}
+			return at >= 0
+		})
+		if _, err := io.WriteString(in, keys); err != nil {
+			t.Fatal(err)
+		}
+	}
+	press("› ", "/open\r")
+	var tabs []*tab
+	for n := range 2 {
+		var found [][]string
+		eventually(t, "it says where the page is", func() bool {
+			found = openLine.FindAllStringSubmatch(s.log.String(), -1)
+			return len(found) > n
+		})
+		s.opened = found[n][1]
+		s.base, _, _ = strings.Cut(s.opened, "/login")
+		b := s.tab(t, true)
+		b.signInAt(s.opened)
+		tabs = append(tabs, b)
+		if n == 0 {
+			press("", "/open\r")
+		}
+	}
+	press("", "make it\r")
+	for _, b := range tabs {
+		b.wait(b.cardReady())
+	}
+	var group sync.WaitGroup
+	group.Go(func() { press("? help", "y") })
+	for _, b := range tabs {
+		group.Go(func() {
+			_, _ = try[chromedp.Void](b, `document.querySelector("#questions button[value=allow]").click()`)
+		})
+	}
+	group.Wait()
+	for _, b := range tabs {
+		b.says("#story", "The end.")
+		b.wait(`!document.querySelector("#questions .card")`)
+	}
+	winner := s.winner(regexp.MustCompile(`ses_[0-9A-Z]{26}`).FindString(s.opened))
+	if winner == "user" {
+		for _, b := range tabs {
+			b.says("body", "allow by user")
+		}
+	} else {
+		press("answered elsewhere: allow (once) by http:local/browser", "")
+	}
+	press("The end.", "/quit\r")
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("%v\n%s", err, s.log)
 	}
 }
