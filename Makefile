@@ -19,7 +19,7 @@ RUNSC_MODULE := sandbox/oci/runsc
 TOOL := $(GO) tool -modfile=.ci/tools/go.mod
 
 .DEFAULT_GOAL := help
-.PHONY: help build caisson demo pictures test race lint fmt fuzz conformance e2e fresh deploy-test corpus injections skills bench projects agents cover vuln mutate man release check clean
+.PHONY: help build caisson demo pictures test race lint fmt fuzz conformance e2e fresh deploy-test corpus injections skills bench projects agents cover vuln mutate man release site check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -113,5 +113,9 @@ man: ## write the man pages of the commands to bin/man
 release: ## build dist/caisson-linux-GOARCH: one file with caisson-guest and runsc inside
 	@sh .ci/release.sh
 
+site: ## build the site from README.md and docs/ into dist/site; needs npm
+	npm ci --prefix .ci/site --ignore-scripts --no-audit --no-fund
+	npm run build --prefix .ci/site
+
 clean: ## remove what the targets built
-	rm -rf $(BIN) dist .ci/bin
+	rm -rf $(BIN) dist .ci/bin .ci/site/node_modules

@@ -2,7 +2,8 @@
 # Measures Caisson and its peers in one run on this machine and prints the
 # targets with what was measured. A backend or peer that is missing is
 # named, and its rows have no result; INSTALL=1 brings an engine and the peers
-# first. WRITE=1 also writes the table and the machine to docs/benchmarks.md.
+# first. WRITE=1 also writes the tables, their pictures and the machine to
+# docs/benchmarks.md and beside it.
 set -eu
 cd "$(dirname "$0")/.."
 : "${GO:=go}" "${BENCHTIME:=3s}" "${KILLS:=100x}" "${STARTS:=40x}" "${SEARCHES:=11x}" "${WRITE:=}"

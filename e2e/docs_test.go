@@ -174,7 +174,7 @@ func TestDesignNames(t *testing.T) {
 		if err != nil || !entry.IsDir() {
 			return err
 		}
-		if slices.Contains([]string{".git", "bin", "dist", "testdata"}, entry.Name()) {
+		if slices.Contains([]string{".git", "bin", "dist", "testdata", "node_modules"}, entry.Name()) {
 			return fs.SkipDir
 		}
 		s := readSymbols(path)

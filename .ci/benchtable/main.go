@@ -1,8 +1,9 @@
 // Command benchtable reads the output of `go test -bench` on standard input,
 // passes it on to standard error, and prints the targets of the sandbox beside
 // what was measured, as ratios within this one run. With -o it also writes two
-// short tables for readers into a Markdown file, between their markers; what a
-// person wrote around them stays, and so does a table of which nothing ran.
+// short tables for readers into a Markdown file, between their markers, and draws
+// them beside it; what a person wrote around them stays, and so does a table of
+// which nothing ran.
 package main
 
 import (
@@ -50,7 +51,10 @@ func run(file, machine string, in io.Reader, out io.Writer) error {
 			return fmt.Errorf("%s: %w", file, err)
 		}
 	}
-	return os.WriteFile(file, []byte(page), 0o644)
+	if err := os.WriteFile(file, []byte(page), 0o644); err != nil {
+		return err
+	}
+	return writePictures(file, page)
 }
 
 // module begins the package lines of go test.

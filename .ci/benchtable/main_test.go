@@ -1,6 +1,7 @@
 package main
 
 import (
+	"flag"
 	"io"
 	"os"
 	"path/filepath"
@@ -30,7 +31,7 @@ PASS
 
 func TestTable(t *testing.T) {
 	page := filepath.Join(t.TempDir(), "page.md")
-	if err := os.WriteFile(page, []byte("# Title\n\n"+begin+"\nstale\n"+end+"\n\nby hand\n"+beginGrowth+"\n"+end+"\n"), 0o600); err != nil {
+	if err := os.WriteFile(page, []byte("# Title\n\n![Bars](bars.svg)\n\n"+begin+"\nstale\n"+end+"\n\nby hand\n"+beginGrowth+"\n"+end+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	var out strings.Builder
@@ -81,6 +82,59 @@ func TestTable(t *testing.T) {
 	}
 	if strings.Contains(got, "stale") {
 		t.Error("the old table is still there")
+	}
+	picture, err := os.ReadFile(filepath.Join(filepath.Dir(page), "bars.svg"))
+	if err != nil || !strings.Contains(string(picture), ">20.0, docker run twice a trial</text>") {
+		t.Errorf("no picture of the table: %v\n%s", err, picture)
+	}
+}
+
+var update = flag.Bool("update", false, "write the pictures of docs/benchmarks.md")
+
+// TestPictures holds the pictures of the page against its tables, which people change, too.
+func TestPictures(t *testing.T) {
+	const file = "../../docs/benchmarks.md"
+	page, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if *update {
+		if err := writePictures(file, string(page)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	drawn := pictures(string(page))
+	if len(drawn) < 2 {
+		t.Errorf("%d pictures", len(drawn))
+	}
+	for name, want := range drawn {
+		if got, err := os.ReadFile(filepath.Join(filepath.Dir(file), name)); err != nil || string(got) != want {
+			t.Errorf("docs/%s isn't what its table says (%v): go test -C .ci ./benchtable -update", name, err)
+		}
+	}
+}
+
+func TestBars(t *testing.T) {
+	got := bars("| | runc | docker | for comparison |\n|---|---|---|---|\n| a `b` < c, ms | 1.0 | | 4.0, on the host |\n")
+	for _, want := range []string{
+		`y="14">a b &lt; c, ms</text>`, `>runc</text><rect x="70" y="22" width="45.0" height="12"/><text x="121.0" y="32">1.0</text>`,
+		`></text><rect class="peer" x="70" y="39" width="180.0" height="12"/><text x="256.0" y="49">4.0, on the host</text>`,
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%q is missing:\n%s", want, got)
+		}
+	}
+	if strings.Contains(got, "docker") {
+		t.Errorf("a bar without a number:\n%s", got)
+	}
+	got = bars("| | with | ms | ms | ms | times | at most |\n|---|---|---|---|---|---|---|\n| run | 1, 10, 100 things of it | 5 | 6 | 10 | 2.0 | 1.5 |\n")
+	for _, want := range []string{">run, ms by number of things of it</text>", ">1</text>", ">10</text>", ">100</text>", `width="90.0"`, `width="180.0"`} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%q is missing:\n%s", want, got)
+		}
+	}
+	if strings.Count(got, "<rect ") != 3 {
+		t.Errorf("want three bars:\n%s", got)
 	}
 }
 

@@ -426,10 +426,11 @@ func (b *tab) says(selector, text string) {
 	b.wait(fmt.Sprintf("document.querySelector(%s)?.textContent.includes(%s)", quote(selector), quote(text)))
 }
 
-func quote(text string) string {
-	out, err := json.Marshal(text)
+// quote returns a string or strings as an expression.
+func quote[T string | []string](value T) string {
+	out, err := json.Marshal(value)
 	if err != nil {
-		panic(err) // a string
+		panic(err) // strings
 	}
 	return string(out)
 }

@@ -25,18 +25,24 @@ func axe(t *testing.T) string {
 	if err := os.CopyFS(dir, os.DirFS("axe")); err != nil {
 		t.Fatal(err)
 	}
-	ctx, end := context.WithTimeoutCause(t.Context(), 5*patience, errors.New("npm takes too long"))
-	defer end()
-	install := exec.CommandContext(ctx, "npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=1")
-	install.Dir = dir
-	if out, err := install.CombinedOutput(); err != nil {
-		t.Skipf("needs the npm registry: %v\n%s", err, out)
-	}
+	install(t, dir)
 	source, err := os.ReadFile(filepath.Join(dir, "node_modules", "axe-core", "axe.min.js"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return string(source)
+}
+
+// install installs what the package-lock.json of a directory pins.
+func install(t *testing.T, dir string) {
+	t.Helper()
+	ctx, end := context.WithTimeoutCause(t.Context(), 5*patience, errors.New("npm takes too long"))
+	defer end()
+	npm := exec.CommandContext(ctx, "npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=1")
+	npm.Dir = dir
+	if out, err := npm.CombinedOutput(); err != nil {
+		t.Skipf("needs the npm registry: %v\n%s", err, out)
+	}
 }
 
 // numbers are what differs between addresses of one view.
@@ -85,16 +91,12 @@ func TestViews(t *testing.T) {
 	b := s.tab(t, true)
 	b.run(call(page.SetBypassCSP, page.SetBypassCSPParams{Enabled: true})) // axe-core adds a style to the page
 	b.open("/login")
-	violations := func() []string {
-		t.Helper()
-		return get[[]string](b, source+`;axe.run().then(r => r.violations.flatMap(v => v.nodes.map(n => v.id + ": " + n.target + " " + n.html.slice(0, 200) + " " + (n.any[0] ?? n.all[0] ?? n.none[0])?.message)))`)
-	}
 	// The control: faults that axe-core finds, on a page that has none.
-	if found := violations(); len(found) > 0 {
+	if found := b.violations(source); len(found) > 0 {
 		t.Errorf("/login: %q", found)
 	}
 	get[chromedp.Void](b, `document.querySelector("main").append(Object.assign(document.createElement("img"), {src: "data:,"}), Object.assign(document.createElement("input"), {id: "bare"}))`)
-	if found := strings.Join(violations(), "\n"); !strings.Contains(found, "image-alt") || !strings.Contains(found, "label") {
+	if found := strings.Join(b.violations(source), "\n"); !strings.Contains(found, "image-alt") || !strings.Contains(found, "label") {
 		t.Errorf("the control's faults are not found: %s", found)
 	}
 
@@ -112,30 +114,43 @@ func TestViews(t *testing.T) {
 			t.Errorf("no link leads to %s", want)
 		}
 	}
-	shots := os.Getenv("SCREENSHOTS")
 	for _, path := range paths {
 		b.open(path)
 		b.shows("main")
-		b.wait(`document.readyState === "complete" && (!document.querySelector("#story") || document.querySelector("#story .step"))`)
-		for _, width := range []int64{320, 1200} {
-			for _, scheme := range []string{"light", "dark"} {
-				b.run(call(emulation.SetDeviceMetricsOverride, emulation.SetDeviceMetricsOverrideParams{Width: width, Height: 900, DeviceScaleFactor: 1}),
-					call(emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}}))
-				b.wait(fmt.Sprintf(`innerWidth === %d && matchMedia("(prefers-color-scheme: %s)").matches`, width, scheme))
-				b.wait(`!document.querySelector("#story") || document.querySelector("#story .step")`)
-				for _, v := range violations() {
-					t.Errorf("%s, %s, %d px: %s", path, scheme, width, v)
-				}
-				if is := get[int64](b, "document.documentElement.scrollWidth"); is > width {
-					t.Errorf("%s is %d px wide on a screen of %d px: %s", path, is, width, get[string](b, fmt.Sprintf(
-						`[...document.querySelectorAll("body *")].filter(e => e.getBoundingClientRect().right > %d).slice(0, 5).map(e => e.outerHTML.slice(0, 100)).join(" … ")`, width)))
-				}
-				if shots != "" { // on a screen as high as the page
-					b.run(call(emulation.SetDeviceMetricsOverride, emulation.SetDeviceMetricsOverrideParams{Width: width, Height: max(900, get[int64](b, "document.documentElement.scrollHeight")), DeviceScaleFactor: 1}))
-					b.wait(`!document.querySelector("#story") || document.querySelector("#story .step")`)
-					name := "page-" + strings.Trim(regexp.MustCompile(`[^a-z0-9]+`).ReplaceAllString(strings.ReplaceAll(strings.ReplaceAll(path, id, "done"), waiting, "waiting"), "-"), "-")
-					b.shoot(filepath.Join(shots, fmt.Sprintf("%s-%s-%d.png", name, scheme, width)))
-				}
+		name := "page-" + strings.Trim(regexp.MustCompile(`[^a-z0-9]+`).ReplaceAllString(strings.ReplaceAll(strings.ReplaceAll(path, id, "done"), waiting, "waiting"), "-"), "-")
+		b.look(source, name, `document.readyState === "complete" && (!document.querySelector("#story") || document.querySelector("#story .step"))`, 320, 1200)
+	}
+}
+
+// violations returns what axe-core finds on the page.
+func (b *tab) violations(axe string) []string {
+	b.t.Helper()
+	return get[[]string](b, axe+`;axe.run().then(r => r.violations.flatMap(v => v.nodes.map(n => v.id + ": " + n.target + " " + n.html.slice(0, 200) + " " + (n.any[0] ?? n.all[0] ?? n.none[0])?.message)))`)
+}
+
+// look looks at the page in both colours and several widths, each time when it is ready: axe-core
+// finds nothing, and nothing is wider than the screen. If SCREENSHOTS names a directory, it
+// keeps a picture of each.
+func (b *tab) look(axe, name, ready string, widths ...int64) {
+	b.t.Helper()
+	for _, width := range widths {
+		for _, scheme := range []string{"light", "dark"} {
+			b.run(call(emulation.SetDeviceMetricsOverride, emulation.SetDeviceMetricsOverrideParams{Width: width, Height: 900, DeviceScaleFactor: 1}),
+				call(emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{
+					{Name: "prefers-color-scheme", Value: scheme}, {Name: "prefers-reduced-motion", Value: "reduce"},
+				}}))
+			b.wait(fmt.Sprintf(`innerWidth === %d && matchMedia("(prefers-color-scheme: %s)").matches && (%s)`, width, scheme, ready))
+			for _, v := range b.violations(axe) {
+				b.t.Errorf("%s, %s, %d px: %s", name, scheme, width, v)
+			}
+			if is := get[int64](b, "document.documentElement.scrollWidth"); is > width {
+				b.t.Errorf("%s is %d px wide on a screen of %d px: %s", name, is, width, get[string](b, fmt.Sprintf(
+					`[...document.querySelectorAll("body *")].filter(e => e.getBoundingClientRect().right > %d).slice(0, 5).map(e => e.outerHTML.slice(0, 100)).join(" … ")`, width)))
+			}
+			if dir := os.Getenv("SCREENSHOTS"); dir != "" { // on a screen as high as the page
+				b.run(call(emulation.SetDeviceMetricsOverride, emulation.SetDeviceMetricsOverrideParams{Width: width, Height: max(900, get[int64](b, "document.documentElement.scrollHeight")), DeviceScaleFactor: 1}))
+				b.wait(ready)
+				b.shoot(filepath.Join(dir, fmt.Sprintf("%s-%s-%d.png", name, scheme, width)))
 			}
 		}
 	}
