@@ -5,7 +5,7 @@ package programs
 import "embed"
 
 // The release script builds with the tag embed_programs and overlays files/
-// with NAME.gz for each program, and SHA256SUMS with a line "SUM  NAME" for
+// with NAME.zst for each program, and SHA256SUMS with a line "SUM  NAME" for
 // each.
 //
 //go:embed files

@@ -2,7 +2,6 @@ package programs
 
 import (
 	"bytes"
-	"compress/gzip"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -15,6 +14,8 @@ import (
 	"testing"
 	"testing/fstest"
 	"time"
+
+	"github.com/klauspost/compress/zstd"
 )
 
 func writeProgramFile(t *testing.T, path string) string {
@@ -95,7 +96,8 @@ func TestFindRefuses(t *testing.T) {
 func embed(t *testing.T, sum string) {
 	t.Helper()
 	var packed bytes.Buffer
-	w := gzip.NewWriter(&packed)
+	w, err := zstd.NewWriter(&packed)
+	must(t, err)
 	if _, err := w.Write([]byte("program")); err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +105,7 @@ func embed(t *testing.T, sum string) {
 	old := files
 	files = fstest.MapFS{
 		"files/SHA256SUMS": {Data: []byte(sum + "  guest\n")},
-		"files/guest.gz":   {Data: packed.Bytes()},
+		"files/guest.zst":  {Data: packed.Bytes()},
 	}
 	t.Cleanup(func() { files = old })
 }

@@ -1,7 +1,6 @@
 package programs
 
 import (
-	"compress/gzip"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -12,6 +11,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/klauspost/compress/zstd"
 
 	"github.com/caisson-run/caisson/limits/state"
 )
@@ -140,15 +141,16 @@ func makePrivateDir(dir string) error {
 // writeProgram writes a program beside path and renames it, so that processes
 // that unpack at the same time never see half a file.
 func writeProgram(from fs.FS, s programSum, path string) (err error) {
-	packed, err := from.Open("files/" + s.name + ".gz")
+	packed, err := from.Open("files/" + s.name + ".zst")
 	if err != nil {
 		return err
 	}
 	defer func() { _ = packed.Close() }() // only read
-	r, err := gzip.NewReader(packed)
+	r, err := zstd.NewReader(packed, zstd.WithDecoderConcurrency(1))
 	if err != nil {
 		return err
 	}
+	defer r.Close()
 	out, err := os.CreateTemp(filepath.Dir(path), s.name+".*")
 	if err != nil {
 		return err
