@@ -13,13 +13,16 @@ FUZZTIME ?= 10s
 # into failures; VET=off leaves vet to `make lint`. The tests and scripts read them.
 INSTALL ?=
 VET     ?=
-export GO VERSION BACKEND PKG FUZZTIME INSTALL REQUIRE_BACKENDS VET
+# What a release has: see .ci/release.sh.
+ARCHS ?=
+IMAGE ?=
+export GO VERSION BACKEND PKG FUZZTIME INSTALL REQUIRE_BACKENDS VET ARCHS IMAGE
 
 RUNSC_MODULE := sandbox/oci/runsc
 TOOL := $(GO) tool -modfile=.ci/tools/go.mod
 
 .DEFAULT_GOAL := help
-.PHONY: help build caisson demo pictures test race lint fmt fuzz conformance e2e fresh deploy-test corpus injections skills bench projects agents cover vuln mutate man release site check clean
+.PHONY: help build caisson demo pictures test race lint fmt fuzz conformance e2e fresh deploy-test corpus injections skills bench projects agents cover vuln mutate man release release-test site check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -110,8 +113,11 @@ check: ## format, vet, lint, layers and short tests: what to run before a commit
 man: ## write the man pages of the commands to bin/man
 	$(GO) test ./cmd/caisson -count=1 -run '^TestManPages$$' -man $(CURDIR)/$(BIN)/man
 
-release: ## build dist/caisson-linux-GOARCH: one file with caisson-guest and runsc inside
+release: ## make dist: tar, deb, rpm, image, SBOM, sums and apt repository; ARCHS="amd64 arm64" both, IMAGE=0 no image
 	@sh .ci/release.sh
+
+release-test: ## build a release and install it in each way, as root with mmdebstrap and gpg
+	$(GO) test -C .ci/release -count=1 -timeout 1h ./...
 
 site: ## build the site from README.md and docs/ into dist/site; needs npm
 	npm ci --prefix .ci/site --ignore-scripts --no-audit --no-fund

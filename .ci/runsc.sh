@@ -38,7 +38,8 @@ if [ ! -d "$patched" ]; then
 	mv "$temporary/gvisor" "$patched"
 fi
 cp go.mod go.sum "$temporary"
-"$GO" mod edit -replace "gvisor.dev/gvisor=$patched" "$temporary/go.mod"
+# The program has the directory's name in it: a relative one is the same in every clone.
+"$GO" mod edit -replace "gvisor.dev/gvisor=$(realpath --relative-to=. "$patched")" "$temporary/go.mod"
 set -- "$@" -modfile "$temporary/go.mod"
 # The seccomp filters are compiled here and not at each start, unless this
 # machine can't run what it builds (docs/design/guest.md#runtimes).
