@@ -2,14 +2,15 @@ package deploy
 
 import (
 	"bytes"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -42,7 +43,7 @@ func TestCI(t *testing.T) {
 		check func([]byte) error
 		keys  []string
 	}{
-		"github.yml":      {lintWorkflow, []string{"runs-on", "persist-credentials", "restore-keys"}},
+		"github.yml":      {lintExample, []string{"runs-on", "persist-credentials", "restore-keys", "task-file"}},
 		"gitlab-ci.yml":   {tools.checkGitLab, []string{"image", "artifacts", "junit"}},
 		"circleci.yml":    {tools.checkCircleCI, []string{"docker", "command", "save_cache"}},
 		"kubernetes.yaml": {new(manifests).decode, []string{"spec", "command", "secretKeyRef"}},
@@ -63,17 +64,109 @@ func TestCI(t *testing.T) {
 	}
 }
 
-// lintWorkflow checks a workflow with its expressions, and the inputs of actions.
+// lintWorkflow checks a workflow of this repository with its expressions, and the inputs of actions.
 func lintWorkflow(text []byte) error {
 	linter, err := actionlint.NewLinter(io.Discard, new(actionlint.LinterOptions))
 	if err != nil {
 		return err
 	}
-	found, err := linter.Lint("caisson.yml", text, nil)
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		return err
+	}
+	project, err := actionlint.NewProject(root)
+	if err != nil {
+		return err
+	}
+	found, err := linter.Lint(filepath.Join(root, ".github/workflows/tested.yml"), text, project)
 	for _, f := range found {
 		err = errors.Join(err, f)
 	}
 	return err
+}
+
+// lintExample checks a workflow that uses the action of a release as if it used the one of this repository, whose inputs
+// are known.
+func lintExample(text []byte) error {
+	here := regexp.MustCompile(`caisson-run/caisson@v[0-9.]+`).ReplaceAll(text, []byte("./"))
+	if bytes.Equal(here, text) {
+		return errors.New("the action isn't used")
+	}
+	return lintWorkflow(here)
+}
+
+// TestWorkflows checks the workflows of this repository, and that each action of others is pinned.
+func TestWorkflows(t *testing.T) {
+	files, err := filepath.Glob("../../.github/workflows/*.yml")
+	if err != nil || len(files) != 4 {
+		t.Fatalf("%q, %v", files, err)
+	}
+	used := regexp.MustCompile(`uses: (.*)`)
+	pinned := regexp.MustCompile(`^[a-z-]+/[a-z-]+@[0-9a-f]{40} # v[0-9.]+$|^\./`)
+	for _, file := range append(files, "../../action.yml") {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range used.FindAllSubmatch(text, -1) {
+			if !pinned.Match(m[1]) {
+				t.Errorf("%s: %s is not pinned", file, m[1])
+			}
+		}
+		if strings.HasSuffix(file, "action.yml") {
+			continue
+		}
+		if err := lintWorkflow(text); err != nil {
+			t.Error(err)
+		}
+		for _, key := range []string{"runs-on", "timeout-minutes", "permissions", "concurrency"} {
+			if !bytes.Contains(text, []byte(key+":")) {
+				t.Errorf("%s lacks %s", file, key)
+			}
+			if lintWorkflow(bytes.Replace(text, []byte(key+":"), []byte(key+"x:"), 1)) == nil {
+				t.Errorf("%s: %sx is accepted", file, key)
+			}
+		}
+	}
+}
+
+// TestDependabot: it looks at each module and package.json that isn't an example.
+func TestDependabot(t *testing.T) {
+	var config struct {
+		Updates []struct {
+			Ecosystem   string `json:"package-ecosystem"`
+			Directories []string
+		}
+	}
+	text, err := os.ReadFile("../../.github/dependabot.yml")
+	if err == nil {
+		err = yaml.Unmarshal(text, &config)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string][]string{}
+	for _, u := range config.Updates {
+		got[u.Ecosystem] = u.Directories
+	}
+	out, err := exec.CommandContext(t.Context(), "git", "-C", "../..", "ls-files", "--cached", "--others", "--exclude-standard").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string][]string{"github-actions": nil}
+	for name := range strings.Lines(string(out)) {
+		dir, file := path.Split("/" + strings.TrimSpace(name))
+		ecosystem := map[string]string{"go.mod": "gomod", "package.json": "npm"}[file]
+		if ecosystem != "" && !strings.HasPrefix(dir, "/examples/") {
+			want[ecosystem] = append(want[ecosystem], path.Clean(dir))
+		}
+	}
+	for _, dirs := range want {
+		slices.Sort(dirs)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("directories (-repository +dependabot):\n%s", diff)
+	}
 }
 
 // ciTools is a directory with programs from npm.
@@ -188,27 +281,19 @@ func tektonPod(t *testing.T) pod {
 // is the directory of the test.
 type ciScript struct{ text, always, env, kept, results string }
 
+// ciScripts returns the scripts of all jobs but GitHub's, which is the action's: .ci/release tests that.
 func ciScripts(t *testing.T) map[string]ciScript {
 	t.Helper()
 	var gitlab struct {
 		Caisson struct{ Script []string }
 	}
-	var github struct {
-		Jobs struct {
-			Task struct{ Steps []struct{ If, Run string } }
-		}
-	}
 	var circle struct {
 		Jobs struct{ Caisson struct{ Steps []any } }
 	}
-	for name, to := range map[string]any{"gitlab-ci.yml": &gitlab, "github.yml": &github, "circleci.yml": &circle} {
+	for name, to := range map[string]any{"gitlab-ci.yml": &gitlab, "circleci.yml": &circle} {
 		if err := yaml.Unmarshal(readCI(t, name), to); err != nil {
 			t.Fatal(err)
 		}
-	}
-	onGitHub := ciScript{env: "CAISSON_CONFIG=DIR/home/caisson.yaml", kept: "home/.cache/caisson/egress", results: "home/results"}
-	for _, s := range github.Jobs.Task.Steps {
-		onGitHub.add(s.Run, s.If == "always()")
 	}
 	onCircle := ciScript{kept: "home/.cache/caisson/egress", results: "home/results"}
 	for _, s := range circle.Jobs.Caisson.Steps {
@@ -219,7 +304,6 @@ func ciScripts(t *testing.T) map[string]ciScript {
 	}
 	return map[string]ciScript{
 		"gitlab-ci.yml": {text: strings.Join(gitlab.Caisson.Script, "\n"), kept: "checkout/.caisson-egress", results: "checkout/results"},
-		"github.yml":    onGitHub,
 		"circleci.yml":  onCircle,
 		"kubernetes.yaml": {
 			text: readManifests(t, ciManifest).pods[0].Spec.Containers[0].Args[0], env: "HOSTNAME=pod XDG_CACHE_HOME=DIR/kept/cache",
@@ -240,29 +324,36 @@ func (s *ciScript) add(text string, always bool) {
 	}
 }
 
-// installed stands for Caisson in TestCIScripts. It writes down its arguments, makes a directory of
-// records, adds to its cache, and ends like a run whose verification failed.
-const installed = `#!/bin/sh
+// releasedInstaller is the address of a release's install.sh.
+var releasedInstaller = regexp.MustCompile(`https://github\.com/caisson-run/caisson/releases/download/v[0-9.]+/install\.sh`)
+
+// installer stands for the install.sh of a release. Its Caisson writes down its arguments, makes a directory of records,
+// adds to its cache, and ends like a run whose verification failed.
+const installer = `PREFIX=${PREFIX:-$HOME/.local}
+mkdir -p "$PREFIX/bin"
+cat >"$PREFIX/bin/caisson" <<'END'
+#!/bin/sh
 printf '%s\n' "$@" >~/args
 mkdir -p ~/.local/state/caisson/sessions
 echo new >>"${XDG_CACHE_HOME:-$HOME/.cache}/caisson/egress/downloads"
 exit 60
+END
+chmod 755 "$PREFIX/bin/caisson"
 `
 
-// TestCIScripts runs the script of each job, with the right digest and with another. Caisson gets
+// TestCIScripts runs the script of each job, after an install.sh that refuses and one that installs. Caisson gets
 // what the last job kept, valid arguments and settings, and its status is the job's.
 func TestCIScripts(t *testing.T) {
-	sum := sha256.Sum256([]byte(installed))
 	for name, script := range ciScripts(t) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			at := func(name string) string { return filepath.Join(dir, name) }
 			var err error
-			for _, name := range []string{"bin", "checkout", "home", "results", script.kept} {
+			for _, name := range []string{"bin", "checkout", "home", "results", "tmp", script.kept} {
 				err = errors.Join(err, os.MkdirAll(at(name), 0o755))
 			}
 			downloads := at(script.kept + "/downloads")
-			err = errors.Join(err, os.WriteFile(at("download"), []byte(installed), 0o600), os.WriteFile(downloads, []byte("old\n"), 0o600))
+			err = errors.Join(err, os.WriteFile(downloads, []byte("old\n"), 0o600))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -272,27 +363,31 @@ func TestCIScripts(t *testing.T) {
 				t.Fatalf("%v: %s", err, out)
 			}
 			env := append(strings.Fields(strings.ReplaceAll(script.env, "DIR", dir)), "HOME="+at("home"), "PATH="+at("bin")+":"+os.Getenv("PATH"),
-				"DOWNLOAD_URL=file://"+at("download"), "REPOSITORY=file://"+at("checkout"))
-			run := func(text, digest string) (int, string) {
-				cmd := exec.CommandContext(t.Context(), "sh", "-euc", strings.NewReplacer("/usr/local/bin", at("bin"), "/kept", at("kept")).Replace(text))
+				"REPOSITORY=file://"+at("checkout"))
+			run := func(text, install string) (int, string) {
+				if err := os.WriteFile(at("install.sh"), []byte(install), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				text = strings.NewReplacer("/usr/local", dir, "/tmp", at("tmp"), "/kept", at("kept")).Replace(text)
+				cmd := exec.CommandContext(t.Context(), "sh", "-euc", releasedInstaller.ReplaceAllLiteralString(text, "file://"+at("install.sh")))
 				cmd.Dir = at("checkout")
 				if name == "kubernetes.yaml" { // it makes a checkout
 					cmd.Dir = at("home")
 				}
-				cmd.Env = append(env, "DOWNLOAD_SHA256="+digest)
+				cmd.Env = env
 				out, _ := cmd.CombinedOutput() // the status tells
 				return cmd.ProcessState.ExitCode(), string(out)
 			}
-			if status, out := run(script.text, strings.Repeat("0", 64)); status == 0 || !strings.Contains(out, "checksum") {
-				t.Errorf("with another digest: status %d: %s", status, out)
+			if status, out := run(script.text, installer+"echo it refuses; exit 1"); status == 0 || !strings.Contains(out, "it refuses") {
+				t.Errorf("with a forged release: status %d: %s", status, out)
 			}
 			if _, err := os.Stat(at("home/args")); err == nil {
-				t.Error("a program with another digest was run")
+				t.Error("a forged program was run")
 			}
-			if status, out := run(script.text, hex.EncodeToString(sum[:])); status != 60 {
+			if status, out := run(script.text, installer); status != 60 {
 				t.Fatalf("status %d: %s", status, out)
 			}
-			if status, out := run(script.always, ""); status != 0 {
+			if status, out := run(script.always, installer); status != 0 {
 				t.Errorf("status %d: %s", status, out)
 			}
 			if _, err := os.Stat(at(script.results + "/records.tar")); err != nil {
@@ -309,7 +404,7 @@ func TestCIScripts(t *testing.T) {
 				t.Error(err)
 			}
 			show := exec.CommandContext(t.Context(), program(), "config", "show")
-			show.Env = append(env, "DOWNLOAD_SHA256=") // Caisson refuses unknown variables that begin with CAISSON_
+			show.Env = env
 			if out, err := show.CombinedOutput(); err != nil || !strings.Contains(string(out), "egress.cache               shared") {
 				t.Errorf("%v: %s", err, out)
 			}
