@@ -20,7 +20,7 @@ import (
 const (
 	// chunkSteps and chunkBytes are the steps and the records' bytes from which
 	// on a chunk ends once no call is open. It ends anyway at twice as many.
-	chunkSteps = 200
+	chunkSteps = 100
 	chunkBytes = 1 << 20
 	// maxStates bounds the texts of calls that are open where chunks begin. Beyond
 	// it, a chunk is read from the beginning of an earlier one.

@@ -281,17 +281,17 @@ func TestChunksAreBounded(t *testing.T) {
 	for i := range large[1:] {
 		large[i+1] = record.Warning{Message: strings.Repeat("x", 60_000)}
 	}
-	open := newWarnings(900)
+	open := newWarnings(500)
 	open[1] = newMessage(loop.RoleAssistant, newCall("a", `{}`))
 	for name, tc := range map[string]struct {
 		payloads []record.Payload
 		want     []int
 	}{
-		"many":           {newWarnings(450), []int{200, 200, 50}},
-		"with a call":    {open, []int{400, 400, 99}},
+		"many":           {newWarnings(250), []int{100, 100, 50}},
+		"with a call":    {open, []int{200, 200, 99}},
 		"large":          {large, []int{18, 18, 18, 18, 18, 10}},
 		"nothing in it":  {newWarnings(0), nil},
-		"exactly a part": {newWarnings(200), []int{200}},
+		"exactly a part": {newWarnings(100), []int{100}},
 	} {
 		x := NewIndex(writeSession(t, encodePayloads(t, tc.payloads...)...))
 		if err := x.Extend(t.Context()); err != nil {
@@ -370,8 +370,8 @@ func TestIndexVerifiesWhatItReadsAgain(t *testing.T) {
 	if err := x.Extend(t.Context()); err != nil || x.Overview().Damage != "" {
 		t.Errorf("extend: %v, %q: only what is added is read", err, x.Overview().Damage)
 	}
-	for _, n := range []int{-1, 3} {
-		if _, err := x.Steps(n); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("there is no part %d of 3", n)) {
+	for _, n := range []int{-1, 5} {
+		if _, err := x.Steps(n); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("there is no part %d of 5", n)) {
 			t.Errorf("chunk %d: %v", n, err)
 		}
 	}

@@ -27,7 +27,7 @@ const (
 	// findTime bounds a search in a session.
 	findTime = 20 * time.Second
 	// maxRecordsShown is the number of records on a page of them.
-	maxRecordsShown = 200
+	maxRecordsShown = 100
 )
 
 // indexCache keeps the indexes that were used last. It is safe for concurrent
