@@ -83,7 +83,7 @@ func writeImage(version, dir string, tars []string, date time.Time) error {
 	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	for ; len(tars) >= 3; tars = tars[3:] {
 		image, err := mutate.ConfigFile(mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON), &v1.ConfigFile{
-			Architecture: tars[0], OS: "linux", Created: v1.Time{Time: date},
+			Architecture: tars[0], OS: "linux", Created: v1.Time{Time: date}, RootFS: v1.RootFS{Type: "layers"},
 			Config: v1.Config{
 				Env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}, Cmd: []string{"bash"},
 				Labels: map[string]string{
