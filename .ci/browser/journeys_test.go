@@ -5,9 +5,7 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -281,81 +279,4 @@ func (s *site) winner(id string) string {
 	}
 	s.t.Logf("the answer of %s counts", winners[0])
 	return winners[0]
-}
-
-// TestConversationIsAnsweredOnce answers a question of a conversation on its terminal and in
-// two browsers at once. One answer counts, and the others see whose.
-func TestConversationIsAnsweredOnce(t *testing.T) {
-	t.Parallel()
-	s := newHome(t, map[string]string{"chat": "  - calls: [{tool: write_file, input: {path: one, content: x}}]\n  - text: The end.\n"})
-	chat := s.command("chat", "--backend", "gvisor", "--mode", "overlay", "--policy", "default", "--model", "chat")
-	cmd := exec.CommandContext(t.Context(), "script", "-qec", "stty rows 40 cols 200; exec "+strings.Join(chat.Args, " "), "/dev/null") // on a terminal of its own
-	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = chat.Dir, append(chat.Env, "TERM=xterm"), s.log, s.log
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Skipf("needs script: %v", err)
-	}
-	seen := 0
-	press := func(after, keys string) {
-		t.Helper()
-		eventually(t, "the terminal shows "+after, func() bool {
-			text := s.log.String()
-			at := strings.Index(text[seen:], after)
-			if at >= 0 {
-				seen += at + len(after)
-			}
-			return at >= 0
-		})
-		if _, err := io.WriteString(in, keys); err != nil {
-			t.Fatal(err)
-		}
-	}
-	press("› ", "/open\r")
-	var tabs []*tab
-	for n := range 2 {
-		var found [][]string
-		eventually(t, "it says where the page is", func() bool {
-			found = openLine.FindAllStringSubmatch(s.log.String(), -1)
-			return len(found) > n
-		})
-		s.opened = found[n][1]
-		s.base, _, _ = strings.Cut(s.opened, "/login")
-		b := s.tab(t, true)
-		b.signInAt(s.opened)
-		tabs = append(tabs, b)
-		if n == 0 {
-			press("", "/open\r")
-		}
-	}
-	press("", "make it\r")
-	for _, b := range tabs {
-		b.wait(b.cardReady())
-	}
-	var group sync.WaitGroup
-	group.Go(func() { press("? help", "y") })
-	for _, b := range tabs {
-		group.Go(func() {
-			_, _ = try[chromedp.Void](b, `document.querySelector("#questions button[value=allow]").click()`)
-		})
-	}
-	group.Wait()
-	for _, b := range tabs {
-		b.says("#story", "The end.")
-		b.wait(`!document.querySelector("#questions .card")`)
-	}
-	winner := s.winner(regexp.MustCompile(`ses_[0-9A-Z]{26}`).FindString(s.opened))
-	if winner == "user" {
-		for _, b := range tabs {
-			b.says("body", "allow by user")
-		}
-	} else {
-		press("answered elsewhere: allow (once) by http:local/browser", "")
-	}
-	press("The end.", "/quit\r")
-	if err := cmd.Wait(); err != nil {
-		t.Errorf("%v\n%s", err, s.log)
-	}
 }
