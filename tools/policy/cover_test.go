@@ -210,10 +210,8 @@ func TestCoverIsBounded(t *testing.T) {
 	}
 }
 
-// TestApprovalCoversScriptsAndDirectory: changing a covered file or directory
-// changes the state. The control changes other files.
-// The workspace is the same in a sandbox's overlay, where its directory has another inode: an
-// answer given before the sandbox started still counts.
+// TestWorkspaceIsTheSameInAnOverlay: in a sandbox's overlay the workspace's directory has
+// another inode. An answer given before the sandbox started still counts.
 func TestWorkspaceIsTheSameInAnOverlay(t *testing.T) {
 	state := func(content string) string {
 		dir := t.TempDir()
@@ -224,7 +222,7 @@ func TestWorkspaceIsTheSameInAnOverlay(t *testing.T) {
 		}
 		return shown.State
 	}
-	if state("a") != state("a") {
+	if one, other := state("a"), state("a"); one != other {
 		t.Error("another directory's inode changes what was shown")
 	}
 	if state("a") == state("b") {
@@ -232,6 +230,8 @@ func TestWorkspaceIsTheSameInAnOverlay(t *testing.T) {
 	}
 }
 
+// TestApprovalCoversScriptsAndDirectory: changing a covered file or directory
+// changes the state. The control changes other files.
 func TestApprovalCoversScriptsAndDirectory(t *testing.T) {
 	for name, tc := range map[string]struct {
 		dir, command string
