@@ -26,11 +26,9 @@ func TestPictures(t *testing.T) {
 	s.await(id, "idle")
 	b := s.tab(t, true)
 	b.signIn("alice")
-	for name, path := range map[string]string{"story": "/s/" + id, "changes": "/s/" + id + "/changes"} {
-		b.open(path)
-		b.wait(`document.readyState === "complete" && (!document.querySelector("#story") || document.querySelector("#story .step"))`)
-		b.picture(filepath.Join(dir, name+".webp"))
-	}
+	b.open("/s/" + id + "/changes")
+	b.wait(`document.readyState === "complete"`)
+	b.picture(filepath.Join(dir, "changes.webp"))
 	b.run(chromedp.Navigate("file://" + report))
 	b.picture(filepath.Join(dir, "report.webp"))
 }
@@ -40,7 +38,7 @@ func (b *tab) picture(path string) {
 	b.t.Helper()
 	b.run(call(emulation.SetDeviceMetricsOverride, emulation.SetDeviceMetricsOverrideParams{Width: 1000, Height: 900, DeviceScaleFactor: 1.5}),
 		call(emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: "light"}}}))
-	b.wait(`innerWidth === 1000 && ((document.querySelector("#story") ?? document.body).scrollIntoView(), true)`) // the story shows its end first
+	b.wait(`innerWidth === 1000`)
 	get[bool](b, `new Promise(done => requestAnimationFrame(() => setTimeout(done, 500, true)))`) // until it is drawn
 	b.run(chromedp.Func(func(ctx context.Context, t *chromedp.Target) error {
 		quality := int64(80)
