@@ -10,13 +10,15 @@ BACKEND  ?=
 PKG      ?= ./...
 FUZZTIME ?= 10s
 # INSTALL=1 lets `make test` and `make bench` install an engine; REQUIRE_BACKENDS turns skips
-# into failures; VET=off leaves vet to `make lint`. The tests and scripts read them.
+# into failures; SAMPLE=1 runs tests of a matrix at one point of it; VET=off leaves vet to
+# `make lint`. The tests and scripts read them.
 INSTALL ?=
 VET     ?=
+SAMPLE  ?=
 # What a release has: see .ci/release.sh.
 ARCHS ?=
 IMAGE ?=
-export GO VERSION BACKEND PKG FUZZTIME INSTALL REQUIRE_BACKENDS VET ARCHS IMAGE
+export GO VERSION BACKEND PKG FUZZTIME INSTALL REQUIRE_BACKENDS SAMPLE VET ARCHS IMAGE
 
 RUNSC_MODULE := sandbox/oci/runsc
 TOOL := $(GO) tool -modfile=.ci/tools/go.mod

@@ -4,6 +4,7 @@
 #
 #   INSTALL=1            bring an engine and runc first; stop what was started
 #   REQUIRE_BACKENDS=…   every skip is a failure (CI sets docker,gvisor,runc)
+#   SAMPLE=1             tests of a matrix, of backends for example, run at one point of it
 #   VET=off              don't vet the packages that make lint vets
 #   RACE=1               under the race detector, which needs cgo
 set -eu
@@ -99,7 +100,7 @@ modules=
 cat "$logs/modules"
 # A browser keeps the processors busy, and a code to sign in lives for a minute.
 run_tests .ci/browser ./... -timeout=30m
-run_tests . ./e2e/... -timeout=45m -parallel=4 $vet $race "$link" -skip "$source"
+run_tests . ./e2e/... -timeout=45m -parallel=3 $vet $race "$link" -skip "$source"
 
 cat "$logs"/*.json >"$logs/all"
 gotestsum tool slowest --jsonfile "$logs/all" --threshold 1s --num 20

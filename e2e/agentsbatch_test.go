@@ -13,6 +13,7 @@ import (
 
 	"github.com/caisson-run/caisson/runner/batch"
 	"github.com/caisson-run/caisson/runner/bridge/mockmodel"
+	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 )
 
 // forgingAgent asks its model, does the task if that answered, and then writes what it would
@@ -75,7 +76,7 @@ func TestAgentsOnHarborTasks(t *testing.T) {
 	files := userland(t, "bash", "curl", "grep")
 	files["root/.profile"] = nil
 	image := engineImage(t, files, "ENV PATH=/bin")
-	for _, backend := range []string{"gvisor", "runc"} {
+	for _, backend := range sandboxtest.Sampled(t, "gvisor", "runc") {
 		t.Run(backend, func(t *testing.T) {
 			t.Parallel()
 			needBackend(t, backend)
@@ -195,7 +196,7 @@ func realAgentsBatch(t *testing.T, bin string) {
 		}
 	}
 	image := engineImage(t, files, "ENV PATH=/bin")
-	for _, backend := range []string{"gvisor", "runc"} {
+	for _, backend := range sandboxtest.Sampled(t, "gvisor", "runc") {
 		t.Run(backend, func(t *testing.T) {
 			needBackend(t, backend)
 			m := newMachine(t)

@@ -16,16 +16,31 @@ import (
 	"github.com/docker/docker/client"
 
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 )
 
 // backendNames are all backends, in the order in which tests run on them.
 var backendNames = []string{"docker", "gvisor", "runc"}
 
-// onEachBackend runs a test on one backend of this machine after the other. A
-// backend that is missing is skipped, or fails where REQUIRE_BACKENDS names it.
+// onEachBackend runs a test on one backend of this machine after the other, or on one of
+// them in a sample.
 func onEachBackend(t *testing.T, test func(t *testing.T, backend string)) {
 	t.Helper()
-	for _, backend := range backendNames {
+	onBackends(t, sandboxtest.Sampled(t, backendNames...), test)
+}
+
+// onAllBackends is onEachBackend for a test that a sample has on all backends too: it
+// compares them, or shows what keeps commands in their sandbox.
+func onAllBackends(t *testing.T, test func(t *testing.T, backend string)) {
+	t.Helper()
+	onBackends(t, backendNames, test)
+}
+
+// onBackends runs a test on these backends. One that is missing is skipped, or fails where
+// REQUIRE_BACKENDS names it.
+func onBackends(t *testing.T, names []string, test func(t *testing.T, backend string)) {
+	t.Helper()
+	for _, backend := range names {
 		t.Run(backend, func(t *testing.T) {
 			needBackend(t, backend)
 			test(t, backend)

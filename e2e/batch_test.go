@@ -16,6 +16,7 @@ import (
 	natsserver "github.com/nats-io/nats-server/v2/server"
 
 	"github.com/caisson-run/caisson/runner/batch"
+	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 	"github.com/caisson-run/caisson/tools/egress/egresstest"
 )
 
@@ -79,7 +80,7 @@ func TestBatch(t *testing.T) {
 	needBackend(t, "docker")
 	t.Parallel()
 	image := batchImage(t)
-	for _, backend := range []string{"gvisor", "runc"} {
+	for _, backend := range sandboxtest.Sampled(t, "gvisor", "runc") {
 		t.Run(backend, func(t *testing.T) {
 			t.Parallel()
 			needBackend(t, backend)

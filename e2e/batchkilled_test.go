@@ -22,6 +22,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/runner/batch"
+	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 )
 
 // killedAgents are the agents of TestBatchKilled besides a model, and killedTasks the number
@@ -235,7 +236,7 @@ func TestBatchSandboxKilled(t *testing.T) {
 	needBackend(t, "docker")
 	t.Parallel()
 	image := batchImage(t)
-	for _, backend := range []string{"gvisor", "runc"} {
+	for _, backend := range sandboxtest.Sampled(t, "gvisor", "runc") {
 		t.Run(backend, func(t *testing.T) {
 			t.Parallel()
 			needBackend(t, backend)

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 )
 
 // poisonScript writes into every cache of a sandbox what a tool, or a program of the host, might believe, run or follow. OUT is a directory of the
@@ -184,7 +186,7 @@ func TestAptCache(t *testing.T) {
 	if _, err := exec.LookPath("dpkg-deb"); err != nil {
 		lacking(t, "", "needs dpkg-deb")
 	}
-	for _, backend := range []string{"gvisor", "runc"} { // docker has no root inside
+	for _, backend := range sandboxtest.Sampled(t, "gvisor", "runc") { // docker has no root inside
 		t.Run(backend, func(t *testing.T) {
 			needBackend(t, backend)
 			t.Parallel()

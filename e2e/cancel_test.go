@@ -31,7 +31,8 @@ while :; do sleep 1; done; : %s`, strings.ReplaceAll(ignore, `'`, `'"'"'`), mark
 // Ctrl-C and by the run's time limit: nothing of it lives on, what it said is
 // in its result, and the exit status says what happened.
 func TestCancelLeavesNoProcess(t *testing.T) {
-	onBackendsAtOnce(t, func(t *testing.T, backend string) {
+	t.Parallel()
+	onAllBackends(t, func(t *testing.T, backend string) {
 		for _, test := range []struct {
 			name   string
 			args   []string
@@ -127,7 +128,7 @@ func wantPartial(t *testing.T, all records, said string) {
 // removes whatever else was left, such as what the command wrote to its home and
 // to a frozen cache.
 func TestKilledCaissonLeavesNothing(t *testing.T) {
-	onEachBackend(t, func(t *testing.T, backend string) {
+	onAllBackends(t, func(t *testing.T, backend string) {
 		t.Parallel()
 		m := newMachine(t)
 		marker := "marker-" + secret()[:16]

@@ -86,7 +86,8 @@ func (o outside) reads() []string {
 // TestToolsStayInTheWorkspace drives every file tool at every way out, on each
 // backend: typed errors, no canary anywhere, nothing changed outside.
 func TestToolsStayInTheWorkspace(t *testing.T) {
-	onBackendsAtOnce(t, func(t *testing.T, backend string) {
+	t.Parallel()
+	onAllBackends(t, func(t *testing.T, backend string) {
 		m := newMachine(t)
 		o := newOutside(t, m)
 		o.plant(t, m.workspace)
@@ -300,7 +301,8 @@ func checkThenRead(path string) string {
 // files, network. Each probe is run on the host first, where it must find
 // what it looks for.
 func TestShellSeesNothingOfTheHost(t *testing.T) {
-	onBackendsAtOnce(t, func(t *testing.T, backend string) {
+	t.Parallel()
+	onAllBackends(t, func(t *testing.T, backend string) {
 		m := newMachine(t)
 		o := newOutside(t, m)
 		hostSecret := secret()

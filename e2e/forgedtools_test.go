@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/runner/batch"
+	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 )
 
 // goModule makes a module whose test fails.
@@ -69,7 +70,7 @@ for (const f of process.argv.slice(1)) { const code = fs.readFileSync(f, "utf8")
 // verifier's what the work is.
 func TestForgedTools(t *testing.T) {
 	runDocker(t, "build", "--quiet", "--tag", "caisson-corpus/tools", "--file", "testdata/corpus/tools.Dockerfile", "testdata/corpus")
-	for _, backend := range []string{"gvisor", "runc"} {
+	for _, backend := range sandboxtest.Sampled(t, "gvisor", "runc") {
 		t.Run(backend, func(t *testing.T) {
 			needBackend(t, backend)
 			m := newMachine(t)

@@ -236,7 +236,8 @@ func TestAHostileSessionRunsNothingOnTheHost(t *testing.T) {
 		}
 	}
 	newHostileMachine(t).control(t)
-	onBackendsAtOnce(t, func(t *testing.T, backend string) {
+	t.Parallel()
+	onAllBackends(t, func(t *testing.T, backend string) {
 		m := newHostileMachine(t)
 		m.furnish(t, m.workspace)
 		before := m.asUser(t, m.workspace, "cat .git/config; git log --oneline")

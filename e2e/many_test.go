@@ -11,8 +11,8 @@ import (
 )
 
 // manySessions is how many sessions TestManyAtOnce runs at once; MANY_SESSIONS
-// overrides it. gVisor's starts and commands cost ten times those of the others.
-var manySessions = map[string]int{"docker": 64, "gvisor": 16, "runc": 64}
+// overrides it. gVisor's starts and commands cost more than those of the others.
+var manySessions = map[string]int{"docker": 24, "gvisor": 8, "runc": 24}
 
 // manyTime bounds the start of all of them: the engine starts them one by one, in
 // half a second each on a calm machine.

@@ -18,6 +18,7 @@ import (
 
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 )
 
 // resumedCalls is the number of calls that the scripted session makes before it looks at
@@ -149,7 +150,7 @@ func TestResumeAfterKill(t *testing.T) {
 	if n, err := strconv.ParseUint(os.Getenv("RESUME_SEED"), 10, 64); err == nil {
 		seed = n
 	}
-	for _, backend := range []string{"runc", "gvisor", "docker"} {
+	for _, backend := range sandboxtest.Sampled(t, "runc", "gvisor", "docker") {
 		t.Run(backend, func(t *testing.T) {
 			needBackend(t, backend)
 			kills := most

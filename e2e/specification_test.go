@@ -27,7 +27,7 @@ while :; do sleep 1; done`
 // cancels with Ctrl-C or over HTTP, not over a WebSocket.
 func TestSpecification9_4OnEachBackend(t *testing.T) {
 	t.Parallel() // most of it is the wait for SIGKILL
-	onEachBackend(t, func(t *testing.T, backend string) {
+	onAllBackends(t, func(t *testing.T, backend string) {
 		t.Parallel()
 		m := newMachine(t)
 		run := m.start(t, taskArgs(m, append([]string{"--backend", backend}, m.playing(t, []scriptCall{shell(install)})...)...)...)

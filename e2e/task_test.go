@@ -54,7 +54,7 @@ func TestTaskIsTheSameEverywhere(t *testing.T) {
 			runs = append(runs, run{fmt.Sprintf("%s stream=%t", backend, stream), treeOf(t, m.workspace), out.records.comparable(t, m)})
 			m.wantNothingLeft(t, out.records[0].Session)
 		}
-		t.Run(fmt.Sprintf("stream=%t", stream), func(t *testing.T) { onEachBackend(t, onEach) })
+		t.Run(fmt.Sprintf("stream=%t", stream), func(t *testing.T) { onAllBackends(t, onEach) })
 	}
 	if len(runs) == 0 {
 		t.Skip("needs a backend: none ran")

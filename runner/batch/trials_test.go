@@ -32,6 +32,7 @@ import (
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest/archive"
+	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 	"github.com/caisson-run/caisson/tools/dispatch"
 	"github.com/caisson-run/caisson/tools/policy"
 )
@@ -187,7 +188,7 @@ func builtProgram(t testing.TB, name string) string {
 func backends(t *testing.T, test func(t *testing.T, m *machine)) {
 	t.Helper()
 	t.Parallel()
-	for _, name := range []string{"gvisor", "runc"} {
+	for _, name := range sandboxtest.Sampled(t, "gvisor", "runc") {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			test(t, newMachine(t, name))
@@ -199,7 +200,7 @@ func backends(t *testing.T, test func(t *testing.T, m *machine)) {
 // which something has little time.
 func backendsAlone(t *testing.T, test func(t *testing.T, m *machine)) {
 	t.Helper()
-	for _, name := range []string{"gvisor", "runc"} {
+	for _, name := range sandboxtest.Sampled(t, "gvisor", "runc") {
 		t.Run(name, func(t *testing.T) { test(t, newMachine(t, name)) })
 	}
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/worktest"
+	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 )
 
 // gitSessions makes each container on a new bed's workspace.
@@ -28,7 +29,7 @@ func TestHostileRepositories(t *testing.T) {
 		t.Skip("needs root: to be two users")
 	}
 	t.Parallel()
-	for mode := range worktest.GitModes {
+	for _, mode := range sandboxtest.Sampled(t, "ro", "commit", "overlay") {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			worktest.Hostile(t, memberID, gitSessions(mode))
@@ -50,7 +51,7 @@ func TestGitWork(t *testing.T) {
 		t.Skip("needs root: to be two users")
 	}
 	t.Parallel()
-	for mode := range worktest.GitModes {
+	for _, mode := range sandboxtest.Sampled(t, "ro", "commit", "overlay") {
 		t.Run(mode, func(t *testing.T) { worktest.Git(t, memberID, mode, gitSessions(mode)) })
 	}
 }
@@ -61,7 +62,7 @@ func TestLinkedWorktree(t *testing.T) {
 		t.Skip("needs root: to be two users")
 	}
 	t.Parallel()
-	for _, mode := range []string{"ro", "overlay"} {
+	for _, mode := range sandboxtest.Sampled(t, "ro", "overlay") {
 		t.Run(mode, func(t *testing.T) { worktest.LinkedWorktree(t, memberID, gitSessions(mode)) })
 	}
 }

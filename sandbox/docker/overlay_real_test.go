@@ -13,6 +13,7 @@ import (
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/worktest"
+	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 )
 
 func (b *bed) overlaid(t testing.TB, spec *sandbox.Spec) {
@@ -26,7 +27,7 @@ func TestOverlay(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: workspaces of several owners")
 	}
-	for _, uid := range []int{0, 1000, sandbox.CommandUID} {
+	for _, uid := range sandboxtest.Sampled(t, 0, 1000, sandbox.CommandUID) {
 		t.Run(fmt.Sprint(uid), func(t *testing.T) {
 			b := newBed(t, uid)
 			worktest.Furnish(t, b.workspace, uid, uid)

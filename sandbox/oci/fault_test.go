@@ -53,7 +53,8 @@ func TestDamagedRuntimeState(t *testing.T) {
 	both(t, func(t *testing.T, k Kind) {
 		b := newBed(t, k, os.Geteuid())
 		for range 2 {
-			sb, err := b.backend.Create(t.Context(), b.spec(t, "ses_damage"))
+			spec := b.spec(t, "ses_damage")
+			sb, err := b.backend.Create(t.Context(), spec)
 			must(t, err)
 			damaged := 0
 			must(t, filepath.WalkDir(b.backend.runtime.root, func(p string, d os.DirEntry, err error) error {
@@ -67,7 +68,7 @@ func TestDamagedRuntimeState(t *testing.T) {
 				t.Fatal("the runtime keeps no state where it was expected")
 			}
 			must(t, sb.Destroy(context.Background()))
-			b.nothingLeft(t, "ses_damage")
+			b.nothingLeft(t, spec.Session)
 		}
 	})
 }
@@ -190,9 +191,9 @@ func TestInitKilled(t *testing.T) {
 		killed := 0
 		for i := range 12 {
 			ctx, stop := context.WithCancel(t.Context())
-			hunted := make(chan int)
-			go func() { hunted <- hunt(ctx, "caisson-ses_init", time.Duration(i)*3*time.Millisecond) }()
-			sb, err := b.backend.Create(t.Context(), b.spec(t, "ses_init"))
+			spec, hunted := b.spec(t, "ses_init"), make(chan int)
+			go func() { hunted <- hunt(ctx, cgroupPrefix+spec.Session, time.Duration(i)*3*time.Millisecond) }()
+			sb, err := b.backend.Create(t.Context(), spec)
 			stop()
 			killed += <-hunted
 			switch {
@@ -201,7 +202,7 @@ func TestInitKilled(t *testing.T) {
 			case !errors.Is(err, sandbox.ErrUnavailable) && !errors.Is(err, sandbox.ErrLost):
 				t.Errorf("create: %v, want ErrUnavailable or ErrLost", err)
 			}
-			b.nothingLeft(t, "ses_init")
+			b.nothingLeft(t, spec.Session)
 		}
 		if killed == 0 {
 			t.Error("control: no process was ever hit")
@@ -241,18 +242,18 @@ func TestStaleID(t *testing.T) {
 		b := newBed(t, k, os.Geteuid())
 		_, kill := b.startOwner(t)
 		kill()
-		if _, err := b.backend.Create(t.Context(), b.spec(t, "ses_orphan")); !errors.Is(err, sandbox.ErrInvalid) {
+		if _, err := b.backend.Create(t.Context(), b.spec(t, orphan)); !errors.Is(err, sandbox.ErrInvalid) {
 			t.Errorf("create over a dead session's: %v, want ErrInvalid", err)
 		}
 		list, err := b.backend.List(t.Context())
 		must(t, err)
-		if len(list) != 1 || list[0].Session != "ses_orphan" || list[0].Owner.State != "dead" {
+		if len(list) != 1 || list[0].Session != orphan || list[0].Owner.State != "dead" {
 			t.Errorf("list: %+v", list)
 		}
 		_, err = b.backend.Sweep(t.Context())
 		must(t, err)
-		b.nothingLeft(t, "ses_orphan")
-		sb := b.start(t, b.spec(t, "ses_orphan"))
+		b.nothingLeft(t, orphan)
+		sb := b.start(t, b.spec(t, orphan))
 		list, err = b.backend.List(t.Context())
 		must(t, err)
 		if len(list) != 1 || list[0].State != sandbox.ListedRunning || list[0].Owner.State != "alive" || list[0].Image != "host" ||

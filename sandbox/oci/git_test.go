@@ -8,6 +8,7 @@ import (
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/worktest"
+	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 )
 
 var gitCount atomic.Int32
@@ -33,7 +34,7 @@ func TestHostileRepositories(t *testing.T) {
 	}
 	t.Parallel()
 	bothAtOnce(t, func(t *testing.T, k Kind) {
-		for mode := range worktest.GitModes {
+		for _, mode := range sandboxtest.Sampled(t, "ro", "commit", "overlay") {
 			t.Run(mode, func(t *testing.T) {
 				t.Parallel()
 				worktest.Hostile(t, userID, gitSessions(k, mode))
@@ -57,7 +58,7 @@ func TestGitWork(t *testing.T) {
 	}
 	t.Parallel()
 	bothAtOnce(t, func(t *testing.T, k Kind) {
-		for mode := range worktest.GitModes {
+		for _, mode := range sandboxtest.Sampled(t, "ro", "commit", "overlay") {
 			t.Run(mode, func(t *testing.T) { worktest.Git(t, userID, mode, gitSessions(k, mode)) })
 		}
 	})
@@ -70,7 +71,7 @@ func TestLinkedWorktree(t *testing.T) {
 	}
 	t.Parallel()
 	bothAtOnce(t, func(t *testing.T, k Kind) {
-		for _, mode := range []string{"ro", "overlay"} {
+		for _, mode := range sandboxtest.Sampled(t, "ro", "overlay") {
 			t.Run(mode, func(t *testing.T) { worktest.LinkedWorktree(t, userID, gitSessions(k, mode)) })
 		}
 	})

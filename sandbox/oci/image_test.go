@@ -152,7 +152,7 @@ func TestImageOfAStore(t *testing.T) {
 		if entries, err := os.ReadDir(filepath.Join(source.dir, "data")); err != nil || len(entries) > 0 {
 			t.Errorf("the VOLUME was written to disk: %v %v", entries, err)
 		}
-		b.nothingLeft(t, "ses_store")
+		b.nothingLeft(t, spec.Session)
 	})
 }
 
@@ -192,7 +192,7 @@ func TestTargetInImage(t *testing.T) {
 				t.Errorf("%s: %v, want ErrInvalid", target, err)
 			}
 		}
-		b.nothingLeft(t, "ses_target")
+		b.nothingLeft(t, spec.Session)
 	})
 }
 
@@ -276,7 +276,7 @@ func TestImageOfAStoreFails(t *testing.T) {
 			if n := tt.source.held.Load(); n != 0 {
 				t.Errorf("the image is held %d times", n)
 			}
-			b.nothingLeft(t, "ses_fails")
+			b.nothingLeft(t, spec.Session)
 		})
 	}
 }

@@ -61,7 +61,7 @@ func TestKilledWhileItStarts(t *testing.T) {
 			_ = cmd.Wait() // it was killed
 			deadline := time.Now().Add(time.Minute)
 			for {
-				left, err := processesNaming("caisson-ses_orphan")
+				left, err := processesNaming(cgroupPrefix + orphan)
 				must(t, err)
 				if len(left) == 0 {
 					break
@@ -75,8 +75,8 @@ func TestKilledWhileItStarts(t *testing.T) {
 			must(t, err)
 			// A half-written cleanup list names nothing. Sweeps leave it for an
 			// hour.
-			_ = os.Remove(filepath.Join(o.StateDir, "cleanup", ".ses_orphan.json.new"))
-			b.nothingLeft(t, "ses_orphan")
+			_ = os.Remove(filepath.Join(o.StateDir, "cleanup", "."+orphan+".json.new"))
+			b.nothingLeft(t, orphan)
 		}
 	})
 }

@@ -24,6 +24,9 @@ import (
 	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 )
 
+// orphan is the session of ownUntilKilled.
+const orphan = "ses_orphan"
+
 // ownUntilKilled makes a sandbox with a running command, says so, and waits to
 // be killed. dir is "kind:runtime:guest:state:workspace".
 func ownUntilKilled(dir string) error {
@@ -36,12 +39,12 @@ func ownUntilKilled(dir string) error {
 	if err != nil {
 		return err
 	}
-	session := filepath.Join(f[3], "sessions", "ses_orphan")
+	session := filepath.Join(f[3], "sessions", orphan)
 	if err := os.MkdirAll(session, 0o700); err != nil {
 		return err
 	}
 	spec := sandbox.Spec{
-		Session: "ses_orphan", Setup: sandbox.Setup{Image: images.Reference{Scheme: images.SchemeHost}, Resources: limits.DefaultResources()}, Dir: session,
+		Session: orphan, Setup: sandbox.Setup{Image: images.Reference{Scheme: images.SchemeHost}, Resources: limits.DefaultResources()}, Dir: session,
 		Workspace: sandbox.Workspace{Path: f[4], Dir: held},
 	}
 	if layers := filepath.Join(f[3], "layers"); exists(layers) {
@@ -107,7 +110,7 @@ func TestKilledOwnerOfAnOverlay(t *testing.T) {
 		work := filepath.Join(layers, "work", "work")
 		must(t, os.Chmod(work, 0o700))
 		t.Cleanup(func() { _ = os.Chmod(work, 0o700) }) // made anew by the next one
-		b.nothingLeft(t, "ses_orphan")
+		b.nothingLeft(t, orphan)
 		sb := b.start(t, spec)
 		if got := output(t, sb, "cat begun; test -e directory || echo gone; rm -rf a c; ls"); got != "begun\ngone\nbegun\n" {
 			t.Errorf("the next sandbox sees %q", got)
@@ -136,7 +139,7 @@ func TestKilledOwnerOfARoot(t *testing.T) {
 		for !exists(filepath.Join(b.workspace, "begun")) {
 			time.Sleep(10 * time.Millisecond) // another process's file
 		}
-		layer := filepath.Join(b.state, "sessions/ses_orphan/root/upper")
+		layer := filepath.Join(b.state, "sessions", orphan, "root/upper")
 		if written := exists(filepath.Join(layer, "opt/open/50")); written != (k == Runc) { // gVisor keeps it to itself
 			t.Errorf("control: the layer has what was written: %v", written)
 		}
@@ -146,7 +149,7 @@ func TestKilledOwnerOfARoot(t *testing.T) {
 		}
 		_, err = b.backend.Sweep(t.Context())
 		must(t, err)
-		b.nothingLeft(t, "ses_orphan")
+		b.nothingLeft(t, orphan)
 		after, err := host.Directory(t.Context(), root)
 		must(t, err)
 		if before.Digest != after.Digest {
@@ -179,14 +182,14 @@ func TestKilledOwner(t *testing.T) {
 		kinds := map[string]bool{}
 		for _, l := range left {
 			kinds[l.Kind] = true
-			if l.Session != "ses_orphan" || !strings.Contains(l.Owner, "pid ") {
+			if l.Session != orphan || !strings.Contains(l.Owner, "pid ") {
 				t.Errorf("leftover %+v", l)
 			}
 		}
 		if !kinds["container"] || !kinds["directory"] {
 			t.Errorf("sweep found %+v, want a container and a directory at least", left)
 		}
-		b.nothingLeft(t, "ses_orphan")
+		b.nothingLeft(t, orphan)
 		if again, err := b.backend.Sweep(t.Context()); err != nil || len(again) != 0 {
 			t.Errorf("second sweep: %v, %v", again, err)
 		}

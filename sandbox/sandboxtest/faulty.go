@@ -94,17 +94,17 @@ func runFault(t *testing.T, target Target, f fault) {
 		f.target(&target)
 	}
 	shared := newEnv(target, t.TempDir())
-	if err := shared.start(t.Context(), nil); err != nil {
-		t.Fatalf("the fault prevents the start: %v", err)
+	checks := slices.DeleteFunc(allChecks(), func(c check) bool { return !slices.Contains(f.checks, c.name) })
+	if slices.ContainsFunc(checks, func(c check) bool { return !c.fresh }) {
+		if err := shared.start(t.Context(), nil); err != nil {
+			t.Fatalf("the fault prevents the start: %v", err)
+		}
+		defer shared.dir.Close()
 	}
-	defer shared.dir.Close()
 	defer b.destroyAll(t)
 	found := false
 	var skipped error
-	for _, c := range allChecks() {
-		if !slices.Contains(f.checks, c.name) {
-			continue
-		}
+	for _, c := range checks {
 		ctx, cancel := context.WithTimeout(t.Context(), foundWithin)
 		err := runCheck(ctx, c, shared, t.TempDir)
 		late := ctx.Err() != nil

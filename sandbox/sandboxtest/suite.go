@@ -114,7 +114,7 @@ type Target struct {
 // repeatCount returns how often a check repeats something that must never fail.
 func (t Target) repeatCount(n int) int {
 	if t.OwnKernel || t.Brief {
-		return max(n/5, 1) // a start costs ten times as much in gVisor
+		return max(n/10, 1) // a start costs ten times as much in gVisor
 	}
 	return n
 }
