@@ -115,10 +115,7 @@ func newBed(t testing.TB, k Kind, uid int) *bed {
 
 func (b *bed) spec(t testing.TB, session string) sandbox.Spec {
 	t.Helper()
-	// Several processes run these tests at once, and one that was killed leaves its cgroups.
-	if session != orphan {
-		session = fmt.Sprintf("ses_%d_%s", os.Getpid(), strings.TrimPrefix(session, "ses_"))
-	}
+	session = ownName(session)
 	dir := filepath.Join(b.state, "sessions", session)
 	must(t, os.MkdirAll(dir, 0o700))
 	held, err := os.Open(b.workspace)
@@ -143,9 +140,19 @@ func (b *bed) start(t testing.TB, spec sandbox.Spec) sandbox.Sandbox {
 	return sb
 }
 
+// ownName makes a session's name one of this process: several run these tests at once, and
+// one that was killed leaves its cgroups.
+func ownName(session string) string {
+	prefix := fmt.Sprintf("ses_%d_", os.Getpid())
+	if session == orphan || strings.HasPrefix(session, prefix) {
+		return session
+	}
+	return prefix + strings.TrimPrefix(session, "ses_")
+}
+
 func (b *bed) nothingLeft(t testing.TB, session string) {
 	t.Helper()
-	left, err := b.leftovers(session)
+	left, err := b.leftovers(ownName(session))
 	must(t, err)
 	for _, l := range left {
 		t.Errorf("left over: %s", l)

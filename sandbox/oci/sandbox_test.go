@@ -212,7 +212,7 @@ func TestCancelledCreateLeavesNothing(t *testing.T) {
 		for step := range 6 {
 			spec := b.spec(t, "ses_cancel")
 			ctx, cancel := context.WithCancelCause(t.Context())
-			stop := cancelAt(ctx, b, step, func() { cancel(because) })
+			stop := cancelAt(ctx, spec.Dir, step, func() { cancel(because) })
 			sb, err := b.backend.Create(ctx, spec)
 			cancel(nil)
 			stop()
@@ -221,7 +221,7 @@ func TestCancelledCreateLeavesNothing(t *testing.T) {
 			} else if cancelled++; !errors.Is(err, because) {
 				t.Errorf("step %d: %v, want the cause", step, err)
 			}
-			b.nothingLeft(t, "ses_cancel")
+			b.nothingLeft(t, spec.Session)
 		}
 		if cancelled < 3 {
 			t.Errorf("only %d of 6 starts were cancelled", cancelled)
@@ -231,9 +231,9 @@ func TestCancelledCreateLeavesNothing(t *testing.T) {
 
 // cancelAt calls cancel when the session's directory has reached a step. The
 // result stops it.
-func cancelAt(ctx context.Context, b *bed, step int, cancel func()) func() {
+func cancelAt(ctx context.Context, dir string, step int, cancel func()) func() {
 	signs := []string{".", "container", "container/nonce", "container/config.json", "container/log.json", "container/pid"}
-	sign := filepath.Join(b.state, "sessions/ses_cancel", signs[step])
+	sign := filepath.Join(dir, signs[step])
 	var wait sync.WaitGroup
 	wait.Go(func() {
 		for ctx.Err() == nil {
