@@ -49,7 +49,7 @@ func asMember(t *testing.T, test string, add func(dir string)) {
 	cmd.Dir = dir
 	cmd.Env = []string{
 		memberHelper + "=" + dir, "TMPDIR=" + dir, "HOME=" + dir, "PATH=" + os.Getenv("PATH"),
-		"DOCKER_HOST=" + os.Getenv("DOCKER_HOST"), "REQUIRE_BACKENDS=docker",
+		"DOCKER_HOST=" + os.Getenv("DOCKER_HOST"), "REQUIRE_BACKENDS=docker", "SAMPLE=" + os.Getenv("SAMPLE"),
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: memberID, Gid: memberID, Groups: []uint32{socketGroup(t)}}}
 	out, err := cmd.CombinedOutput()

@@ -90,7 +90,7 @@ func asUserBelow(t *testing.T, parent string, k Kind, test string, add func(dir 
 	add(dir)
 	cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "test"), "-test.v", "-test.run=^"+test+"$/^"+string(k)+"$")
 	cmd.Dir = dir
-	cmd.Env = []string{userHelper + "=" + dir, "TMPDIR=" + dir, "PATH=" + dir + ":" + os.Getenv("PATH"), "REQUIRE_BACKENDS=" + string(k)}
+	cmd.Env = []string{userHelper + "=" + dir, "TMPDIR=" + dir, "PATH=" + dir + ":" + os.Getenv("PATH"), "REQUIRE_BACKENDS=" + string(k), "SAMPLE=" + os.Getenv("SAMPLE")}
 	cmd.Env = append(cmd.Env, env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: userID, Gid: userID}}
 	var out bytes.Buffer

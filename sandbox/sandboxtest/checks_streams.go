@@ -77,7 +77,7 @@ func checkNoStdin(ctx context.Context, e *env) error {
 }
 
 func checkLastByte(ctx context.Context, e *env) error {
-	for i := range e.target.repeatCount(1000) {
+	for i := range e.target.repeatCount(200) {
 		out, err := e.expectOutput(ctx, "flood", "stdout", "1")
 		if err != nil {
 			return err

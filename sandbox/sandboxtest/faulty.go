@@ -94,7 +94,8 @@ func runFault(t *testing.T, target Target, f fault) {
 		f.target(&target)
 	}
 	shared := newEnv(target, t.TempDir())
-	checks := slices.DeleteFunc(allChecks(), func(c check) bool { return !slices.Contains(f.checks, c.name) })
+	which := Sampled(t, f.checks...)
+	checks := slices.DeleteFunc(allChecks(), func(c check) bool { return !slices.Contains(which, c.name) })
 	if slices.ContainsFunc(checks, func(c check) bool { return !c.fresh }) {
 		if err := shared.start(t.Context(), nil); err != nil {
 			t.Fatalf("the fault prevents the start: %v", err)

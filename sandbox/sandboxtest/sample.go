@@ -14,8 +14,16 @@ func Sampled[T any](t testing.TB, points ...T) []T {
 	if os.Getenv("SAMPLE") == "" {
 		return points
 	}
-	h := fnv.New32a()
-	_, _ = h.Write([]byte(t.Name()))
-	i := int(h.Sum32()>>8) % len(points)
+	i := choose(t.Name(), len(points))
 	return points[i : i+1]
+}
+
+// isSampled reports whether one of n in a sample, and all otherwise, includes this name.
+func isSampled(name string, n int) bool { return os.Getenv("SAMPLE") == "" || choose(name, n) == 0 }
+
+// choose chooses one of n numbers by a name.
+func choose(name string, n int) int {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(name))
+	return int(h.Sum32()>>8) % n // the lowest bits follow the last letters
 }
