@@ -252,11 +252,21 @@ func both(t *testing.T, f func(t *testing.T, k Kind)) {
 	}
 }
 
-// everyIsolation is like both, and adds gVisor without namespaces.
-func everyIsolation(t *testing.T, f func(t *testing.T, k Kind, isolation sandbox.Isolation)) {
+// isolations are those of both, and gVisor's without namespaces.
+var isolations = []string{string(GVisor), string(Runc), string(sandbox.IsolationProcess)}
+
+// onIsolations is like both, for some of the isolations.
+func onIsolations(t *testing.T, names []string, f func(t *testing.T, k Kind, isolation sandbox.Isolation)) {
 	t.Helper()
-	both(t, func(t *testing.T, k Kind) { f(t, k, "") })
-	t.Run("process", func(t *testing.T) { f(t, GVisor, sandbox.IsolationProcess) })
+	for _, name := range names {
+		t.Run(name, func(t *testing.T) {
+			if name == string(sandbox.IsolationProcess) {
+				f(t, GVisor, sandbox.IsolationProcess)
+			} else {
+				f(t, Kind(name), "")
+			}
+		})
+	}
 }
 
 // bothAtOnce is like both, for tests that mostly wait and whose sandboxes have

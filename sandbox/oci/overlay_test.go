@@ -34,7 +34,7 @@ func TestOverlay(t *testing.T) {
 		t.Skip("needs root: workspaces of several owners")
 	}
 	t.Parallel()
-	everyIsolation(t, func(t *testing.T, k Kind, isolation sandbox.Isolation) {
+	onIsolations(t, isolations, func(t *testing.T, k Kind, isolation sandbox.Isolation) {
 		for _, uid := range sandboxtest.Sampled(t, 0, 1000, sandbox.CommandUID) {
 			t.Run(fmt.Sprint(uid), func(t *testing.T) {
 				b := newBed(t, k, uid)
@@ -70,8 +70,14 @@ func TestOverlay(t *testing.T) {
 
 func TestOverlayOfAUser(t *testing.T) {
 	t.Parallel()
-	asUser(t, "TestUserOverlay", furnishThirds(t))
-	t.Run("process", func(t *testing.T) { asUserWith(t, GVisor, "TestUserOverlayProcess", furnishThirds(t)) })
+	needRoot(t)
+	onIsolations(t, sandboxtest.Sampled(t, isolations...), func(t *testing.T, k Kind, isolation sandbox.Isolation) {
+		test := "TestUserOverlay"
+		if isolation != "" {
+			test += "Process"
+		}
+		asUserWith(t, k, test, furnishThirds(t))
+	})
 }
 
 // noDevices tells the tests of another user that no whiteout can be a device.
@@ -341,7 +347,7 @@ func userThirds(t *testing.T, k Kind, isolation sandbox.Isolation) {
 // The host's view returns the same as a Reader of the directory.
 func TestOverlayView(t *testing.T) {
 	t.Parallel()
-	everyIsolation(t, func(t *testing.T, k Kind, isolation sandbox.Isolation) {
+	onIsolations(t, sandboxtest.Sampled(t, isolations...), func(t *testing.T, k Kind, isolation sandbox.Isolation) {
 		b := newBed(t, k, os.Geteuid())
 		b.backend.options.Isolation = isolation
 		worktest.Layout(t, b.workspace)
@@ -355,7 +361,7 @@ func TestOverlayView(t *testing.T) {
 // Wherever a start is cancelled, nothing of its overlay is left.
 func TestOverlayCancelled(t *testing.T) {
 	t.Parallel()
-	everyIsolation(t, overlayCancelled)
+	onIsolations(t, sandboxtest.Sampled(t, isolations...), overlayCancelled)
 }
 
 func overlayCancelled(t *testing.T, k Kind, isolation sandbox.Isolation) {
