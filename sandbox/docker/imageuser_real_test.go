@@ -36,7 +36,7 @@ func TestImageUserKeepsChanges(t *testing.T) {
 	t.Parallel()
 	e := privateengine.New(t, "--add-runtime", "runsc="+findRunsc(t))
 	_, name := importImageInto(t, e.Host(), treeTar(t, sandboxtest.WriteUserTree), "USER member")
-	for _, runtime := range []string{"runsc", "runc"} {
+	for _, runtime := range sandboxtest.Sampled(t, "runsc", "runc") {
 		for _, mode := range []sandbox.WorkspaceMode{sandbox.ModeOverlay, sandbox.ModeCopy} {
 			for owner, uid := range map[string]int{"root's": 0, "a user's": 1000, "the image user's": 2345} {
 				t.Run(runtime+" "+string(mode)+" "+owner, func(t *testing.T) {
