@@ -237,26 +237,29 @@ func TestRefusedServers(t *testing.T) {
 func TestServerStartsAgain(t *testing.T) {
 	b, server := newServerBench(t, inSandbox("one"))
 	s := b.opened()
-	call := func() {
+	call := func(servers int) {
 		t.Helper()
 		for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
 			r, err := s.Call(t.Context(), "one/echo", json.RawMessage(`{"text":"x"}`))
 			if err != nil {
 				t.Fatal(err)
 			}
-			if !r.IsError {
+			server.mu.Lock()
+			started := len(server.commands)
+			server.mu.Unlock()
+			if !r.IsError && started == servers {
 				return
 			}
 		}
-		t.Fatal("no call succeeds")
+		t.Fatalf("no call to server %d succeeds", servers)
 	}
-	call()
+	call(1)
 	server.mu.Lock()
 	close(server.crash)
 	server.mu.Unlock()
-	call()
+	call(2) // the first may answer until it has ended
 	b.backend.Sandboxes[0].End(errors.Join(sandbox.ErrLost, &limits.ExceededError{Kind: limits.KindMemory}))
-	call()
+	call(3)
 	r := s.Close()
 	if r.ExitStatus != OutcomeDone || len(b.backend.Sandboxes) != 2 || len(server.commands) != 3 {
 		t.Errorf("status %d, %d sandboxes, %d servers", r.ExitStatus, len(b.backend.Sandboxes), len(server.commands))
