@@ -18,7 +18,7 @@ import (
 )
 
 // deadline bounds one run of caisson that is expected to end by itself.
-const deadline = 2 * time.Minute
+const deadline = 5 * time.Minute
 
 // hostPath is the PATH of every run: what a plain system has.
 const hostPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
