@@ -119,7 +119,7 @@ release: ## make dist: tar, deb, rpm, image, SBOM, sums and apt repository; ARCH
 	@sh .ci/release.sh
 
 release-test: ## build a release and install it in each way, as root with mmdebstrap and gpg
-	$(GO) test -C .ci/release -count=1 -timeout 1h ./...
+	$(GO) test -C .ci/release -tags release -count=1 -timeout 2h ./...
 
 site: ## build the site from README.md and docs/ into dist/site; needs npm
 	npm ci --prefix .ci/site --ignore-scripts --no-audit --no-fund
