@@ -47,9 +47,10 @@ const plugin = {
   // Pages lie outside this directory, whose packages they import.
   resolveId: (id, _, { ssr }) => ssr && /^vue(\/|$)/.test(id) ? { id, external: true } : undefined,
   // The search is a dialog with a list of links. Its roles of a button and of options would hide
-  // the links from screen readers, and its labels lack the text that is seen.
+  // the links from screen readers, and its labels lack the text that is seen. Without a role, its
+  // keys may have no labels.
   transform: (code, id) => id.endsWith('/VPLocalSearchBox.vue')
-    ? code.replace('role="button"', 'role="dialog" aria-modal="true"').replace(/\s(role="option"|:role="[^"]*"|:aria-label="\[[^"]*"|:?aria-(owns|expanded|haspopup|selected)="[^"]*")/g, '')
+    ? code.replace('role="button"', 'role="dialog" aria-modal="true"').replaceAll('<kbd ', '<kbd role="img" ').replace(/\s(role="option"|:role="[^"]*"|:aria-label="\[[^"]*"|:?aria-(owns|expanded|haspopup|selected)="[^"]*")/g, '')
     : undefined
 }
 
