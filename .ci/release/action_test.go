@@ -133,13 +133,10 @@ func TestActionValues(t *testing.T) {
 		if got := string(out); !strings.HasPrefix(got, strings.Join(lines, "\n")+"\n") || !want && strings.Contains(got, "--patch-out") || cmd.ProcessState.ExitCode() != status {
 			t.Errorf("attested by %q: %v, want status %d: %s", attested, err, status, got)
 		}
-		if matches, _ := filepath.Glob(at("*/pwned")); len(matches) > 0 || exists(at("pwned")) {
-			t.Error("a value was run")
+		for _, pattern := range []string{"pwned", "*/pwned"} {
+			if matches, err := filepath.Glob(at(pattern)); err != nil || len(matches) > 0 {
+				t.Errorf("a value was run: %q, %v", matches, err)
+			}
 		}
 	}
-}
-
-func exists(path string) bool {
-	_, err := os.Lstat(path)
-	return err == nil
 }

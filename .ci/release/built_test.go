@@ -83,6 +83,11 @@ func (r *testRelease) archive() string {
 	return fmt.Sprintf("caisson-%s-linux-%s.tar.gz", testVersion, runtime.GOARCH)
 }
 
+// deb is the name of the package.
+func (r *testRelease) deb() string {
+	return fmt.Sprintf("caisson_%s_%s.deb", testVersion, runtime.GOARCH)
+}
+
 // serve serves a directory and returns its address.
 func serve(t *testing.T, dir string) string {
 	t.Helper()
@@ -135,7 +140,7 @@ func TestContents(t *testing.T) {
 	r := needRelease(t)
 	dir := t.TempDir()
 	name := strings.TrimSuffix(r.archive(), ".tar.gz")
-	for _, pattern := range []string{r.archive(), "*.deb", "*.rpm"} {
+	for _, pattern := range []string{r.archive(), r.deb(), "*.rpm"} {
 		files, err := filepath.Glob(filepath.Join(r.dist, pattern))
 		if err != nil || len(files) != 1 {
 			t.Fatalf("%s: %q, %v", pattern, files, err)
@@ -144,7 +149,7 @@ func TestContents(t *testing.T) {
 			t.Errorf("%s: %+v, %v; want at most 45 MB", pattern, info, err)
 		}
 	}
-	sh(t, dir, "tar -xf "+r.dist+"/"+r.archive()+" && dpkg-deb -x "+r.dist+"/caisson_"+testVersion+"_"+runtime.GOARCH+".deb deb")
+	sh(t, dir, "tar -xf "+r.dist+"/"+r.archive()+" && dpkg-deb -x "+r.dist+"/"+r.deb()+" deb")
 	for _, file := range []string{"caisson", "LICENSE", "THIRD_PARTY", "man/man1/caisson-run.1", "completions/bash/caisson", "completions/zsh/_caisson", "completions/fish/caisson.fish"} {
 		if info, err := os.Stat(filepath.Join(dir, name, file)); err != nil || info.Size() < 500 {
 			t.Errorf("archive: %s: %v", file, err)

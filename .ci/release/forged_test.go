@@ -34,7 +34,7 @@ var forgeries = []forgery{
 	{"artefact", func(t *testing.T, dir string, r *testRelease) {
 		t.Helper()
 		edit(t, dir, r.archive(), flipped)
-		edit(t, dir, debOf(t, dir), flipped)
+		edit(t, dir, "apt/pool/"+r.deb(), flipped)
 	}, "has another checksum", "Hash Sum mismatch", false},
 	{"artefact and checksum", func(t *testing.T, dir string, r *testRelease) {
 		t.Helper()
@@ -96,26 +96,6 @@ func flipped(text []byte) []byte {
 	return text
 }
 
-// debOf returns the package in the apt repository.
-func debOf(t *testing.T, dir string) string {
-	t.Helper()
-	var found string
-	err := filepath.WalkDir(filepath.Join(dir, "apt", "pool"), func(path string, _ os.DirEntry, err error) error {
-		if strings.HasSuffix(path, "_"+runtime.GOARCH+".deb") {
-			found = path
-		}
-		return err
-	})
-	if err != nil || found == "" {
-		t.Fatalf("no package: %v", err)
-	}
-	name, err := filepath.Rel(dir, found)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return name
-}
-
 // edit replaces a file, which may be a hard link of the release's.
 func edit(t *testing.T, dir, name string, change func([]byte) []byte) {
 	t.Helper()
@@ -157,15 +137,10 @@ func resum(t *testing.T, dir string) string {
 // forge makes a copy of the release, of hard links where nothing changes.
 func (r *testRelease) forge(t *testing.T, f forgery) string {
 	t.Helper()
-	dir, err := os.MkdirTemp(filepath.Dir(r.dist), "forged-") //nolint:usetesting // hard links need the same file system
+	dir, err := os.MkdirTemp(shared, "forged-") //nolint:usetesting // hard links need the same file system
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
 	if out, err := exec.CommandContext(t.Context(), "cp", "-al", r.dist+"/.", dir).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}

@@ -31,7 +31,7 @@ caisson exec -- sh -c 'id; uname'`
 func TestInstall(t *testing.T) {
 	r := needRelease(t)
 	url := serve(t, r.dist)
-	replace := strings.NewReplacer("{url}", url, "{tar}", r.archive(), "{deb}", fmt.Sprintf("caisson_%s_%s.deb", testVersion, runtime.GOARCH), "{dir}", strings.TrimSuffix(r.archive(), ".tar.gz")).Replace
+	replace := strings.NewReplacer("{url}", url, "{tar}", r.archive(), "{deb}", r.deb(), "{dir}", strings.TrimSuffix(r.archive(), ".tar.gz")).Replace
 	for name, way := range map[string]struct {
 		asRoot, asUser, path string
 		once                 bool // on a machine only
@@ -100,7 +100,8 @@ func TestInstallerRefuses(t *testing.T) {
 	r := needRelease(t)
 	url := serve(t, r.dist)
 	text, err := os.ReadFile(filepath.Join(r.dist, "install.sh"))
-	if err != nil {
+	repository, errPath := filepath.Abs("../..")
+	if err := errors.Join(err, errPath); err != nil {
 		t.Fatal(err)
 	}
 	for name, tt := range map[string]struct{ asRoot, script, want string }{
@@ -113,17 +114,6 @@ func TestInstallerRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			repository := t.TempDir()
-			source, err := os.ReadFile("../../install.sh")
-			if err == nil {
-				err = os.WriteFile(filepath.Join(repository, "install.sh"), source, 0o644)
-			}
-			if err == nil {
-				err = os.Chmod(repository, 0o755)
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
 			out, err := place{root: r.root, user: newcomer, files: map[string]string{"repository": repository}}.run(t, "curl -fsS -o /home/newcomer/install.sh "+url+"/install.sh\n"+tt.asRoot, "export CAISSON_URL="+url+"\n"+tt.script)
 			if err == nil || !strings.Contains(out, tt.want) {
 				t.Errorf("%v: %s", err, out)
@@ -146,10 +136,7 @@ func TestInstallerRefuses(t *testing.T) {
 func TestAction(t *testing.T) {
 	r := needRelease(t)
 	action := readAction(t)
-	dir := filepath.Join(filepath.Dir(r.dist), "action")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	dir := t.TempDir()
 	for to, from := range map[string]string{"install.sh": "../../install.sh", "caisson.asc": filepath.Join(r.dist, "caisson.asc"), "script.yaml": "../../examples/greeting/script.yaml", "task.txt": "../../examples/greeting/task.txt"} {
 		text, err := os.ReadFile(from)
 		if err == nil {
@@ -159,7 +146,7 @@ func TestAction(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := os.CopyFS(filepath.Join(dir, "workspace"), os.DirFS("../../examples/greeting/workspace")); err != nil && !errors.Is(err, os.ErrExist) {
+	if err := os.CopyFS(filepath.Join(dir, "workspace"), os.DirFS("../../examples/greeting/workspace")); err != nil {
 		t.Fatal(err)
 	}
 	for _, f := range forgeries {

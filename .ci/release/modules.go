@@ -117,8 +117,8 @@ func readLicences(archs []string) (map[string]string, error) {
 		return nil, err
 	}
 	for _, arch := range archs {
-		for _, packages := range [][]string{{"-C", "../..", "./cmd/caisson", "./cmd/caisson-guest"}, {"-C", "../../sandbox/oci/runsc", "."}} {
-			cmd := exec.Command(golang, append([]string{"list", "-C", packages[1], "-deps", "-f", format}, packages[2:]...)...)
+		for _, packages := range [][]string{{"../..", "./cmd/caisson", "./cmd/caisson-guest"}, {"../../sandbox/oci/runsc", "."}} {
+			cmd := exec.Command(golang, append([]string{"list", "-C", packages[0], "-deps", "-f", format}, packages[1:]...)...)
 			cmd.Env = append(os.Environ(), "GOOS=linux", "GOARCH="+arch, "CGO_ENABLED=0")
 			cmd.Stderr = os.Stderr
 			out, err := cmd.Output()

@@ -14,7 +14,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 )
 
@@ -148,38 +147,18 @@ func (p place) container(t *testing.T, env []string, script string) map[string]a
 func unpackImage(t *testing.T, file string) string {
 	t.Helper()
 	dir := t.TempDir()
-	if out, err := exec.CommandContext(t.Context(), "tar", "-xf", file, "-C", dir).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	index, err := layout.ImageIndexFromPath(dir)
+	root := filepath.Join(dir, "root")
+	sh(t, dir, "mkdir oci root && tar -xf "+file+" -C oci")
+	index, manifests := readImage(t, filepath.Join(dir, "oci"), testVersion)
+	image, err := index.Image(manifests[0].Digest)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for { // an index of an index
-		manifest, err := index.IndexManifest()
-		if err != nil {
-			t.Fatal(err)
-		}
-		first := manifest.Manifests[0]
-		if !first.MediaType.IsIndex() {
-			image, err := index.Image(first.Digest)
-			if err != nil {
-				t.Fatal(err)
-			}
-			files := mutate.Extract(image)
-			root := filepath.Join(dir, "root")
-			unpack := exec.CommandContext(t.Context(), "tar", "--numeric-owner", "-xpf", "-", "-C", root)
-			unpack.Stdin = files
-			if err := os.Mkdir(root, 0o755); err != nil {
-				t.Fatal(err)
-			}
-			if out, err := unpack.CombinedOutput(); errors.Join(err, files.Close()) != nil {
-				t.Fatalf("%v: %s", err, out)
-			}
-			return root
-		}
-		if index, err = index.ImageIndex(first.Digest); err != nil {
-			t.Fatal(err)
-		}
+	files := mutate.Extract(image)
+	unpack := exec.CommandContext(t.Context(), "tar", "--numeric-owner", "-xpf", "-", "-C", root)
+	unpack.Stdin = files
+	if out, err := unpack.CombinedOutput(); errors.Join(err, files.Close()) != nil {
+		t.Fatalf("%v: %s", err, out)
 	}
+	return root
 }
