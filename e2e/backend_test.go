@@ -29,8 +29,8 @@ func onEachBackend(t *testing.T, test func(t *testing.T, backend string)) {
 	onBackends(t, sandboxtest.Sampled(t, backendNames...), test)
 }
 
-// onAllBackends is onEachBackend for a test that a sample has on all backends too: it
-// compares them, or shows what keeps commands in their sandbox.
+// onAllBackends is onEachBackend for a test that compares backends, or that no change may
+// pass on one of them only.
 func onAllBackends(t *testing.T, test func(t *testing.T, backend string)) {
 	t.Helper()
 	onBackends(t, backendNames, test)

@@ -111,7 +111,7 @@ var hostileAgents = []struct {
 // TestHostileAgents runs hostile and honest agents in one batch: each honest one gets
 // its reward, no hostile one passes, and each has a verdict.
 func TestHostileAgents(t *testing.T) {
-	backends(t, func(t *testing.T, m *machine) {
+	onBackends(t, []string{"gvisor", "runc"}, func(t *testing.T, m *machine) { // in a sample too
 		m.internet(new(atomic.Int64))
 		m.o.NewModel = func(_ context.Context, agent string) (batch.Model, error) {
 			model, err := replay.Open(filepath.Join(m.top, agent+".yaml"), replay.Options{})

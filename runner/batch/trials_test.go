@@ -187,8 +187,13 @@ func builtProgram(t testing.TB, name string) string {
 // tests.
 func backends(t *testing.T, test func(t *testing.T, m *machine)) {
 	t.Helper()
+	onBackends(t, sandboxtest.Sampled(t, "gvisor", "runc"), test)
+}
+
+func onBackends(t *testing.T, names []string, test func(t *testing.T, m *machine)) {
+	t.Helper()
 	t.Parallel()
-	for _, name := range sandboxtest.Sampled(t, "gvisor", "runc") {
+	for _, name := range names {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			test(t, newMachine(t, name))
