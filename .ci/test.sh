@@ -87,7 +87,7 @@ source='^Test(Anchors|CommandLineText|CorpusTable|Design.*|DocumentLinks|GuestLi
 (
 	slowly='nice -n 15'
 	[ "$(id -u)" = 0 ] && run_as='-exec=nice -n -12' || run_as=
-	for module in .ci .ci/otel .ci/ollamawire .ci/junit .ci/s3 .ci/deploy sandbox/oci/runsc; do
+	for module in .ci .ci/intoto .ci/otel .ci/ollamawire .ci/junit .ci/s3 .ci/deploy sandbox/oci/runsc; do
 		run_tests $module ./... -timeout=45m ${run_as:+"$run_as"} # some build servers
 	done
 	run_tests . ./e2e $vet $race "$link" -run "$source"

@@ -44,7 +44,7 @@ func (r *Report) writePatch(secrets []redact.Secret) error {
 	if string(text) != r.Patch {
 		text = append([]byte("# keys were left out of this diff: it does not apply as it is\n"), text...)
 	}
-	if err := os.WriteFile(filepath.Join(r.Dir, "workspace.patch"), text, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(r.Dir, record.PatchFile), text, 0o600); err != nil {
 		return fmt.Errorf("write patch: %w", err)
 	}
 	return nil

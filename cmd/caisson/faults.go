@@ -140,6 +140,7 @@ var hints = map[any]string{
 	trace.NotListed:    "Set XDG_STATE_HOME to the directory that has them.",
 	trace.NoRecords:    "It ended before it wrote any, or they were removed.",
 	trace.NotExported:  "caisson trace show shows what there is.",
+	trace.NotAttested:  "caisson trace verify shows whether its records were changed.",
 	trace.Unreadable:   "Name a session, its directory or its trace.jsonl.",
 
 	// A session's changes can't be opened. %s is a session that matches, or the state

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -296,18 +295,7 @@ func (h *serverHost) loadTokens() (*tokens, error) {
 	return t, nil
 }
 
-func readToken(path string) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }()
-	text, err := io.ReadAll(io.LimitReader(f, maxTokenBytes+1))
-	if err == nil && len(text) > maxTokenBytes {
-		err = fmt.Errorf("%s is larger than %d bytes", path, maxTokenBytes)
-	}
-	return text, err
-}
+func readToken(path string) ([]byte, error) { return readAtMost(path, maxTokenBytes) }
 
 // makeToken generates a token and writes it to a file that only its user may read. Two
 // servers can't share the file: the second would replace the first's token.

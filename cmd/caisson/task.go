@@ -286,7 +286,7 @@ func (r *runReport) reportRun(report runner.Report, patch string) error {
 	err := junit.Write(r.junit, report, junit.Checks{Format: r.flags.Schema != "", Verify: r.flags.Verify != "", Replay: r.replay}, time.Now())
 	if r.github != nil {
 		if r.github.Patch = patch; patch == "" && report.Patch != "" {
-			r.github.Patch = report.Dir + "/workspace.patch"
+			r.github.Patch = report.Dir + "/" + record.PatchFile
 		}
 		err = errors.Join(err, r.github.Report(report))
 	}

@@ -20,10 +20,10 @@ import (
 
 func newTraceCommand(a *app) *cobra.Command {
 	return newGroup(&cobra.Command{
-		Use: "trace", Short: "Sessions and their records: list, show, verify, export, page, prune",
+		Use: "trace", Short: "Sessions and their records: list, show, verify, attest, export, page, prune",
 		Long: "Show sessions and their records. SESSION is an id, the beginning of one, last, or the path of a\n" +
 			"session's directory or trace.jsonl (with a slash in it, or .jsonl at its end).",
-	}, newTraceListCommand(a), newTraceShowCommand(a), newTraceVerifyCommand(a),
+	}, newTraceListCommand(a), newTraceShowCommand(a), newTraceVerifyCommand(a), newTraceAttestCommand(a),
 		newTraceExportCommand(a), newTraceHTMLCommand(a), newTracePruneCommand(a))
 }
 

@@ -103,8 +103,10 @@ output of tools as plain text, and the Markdown of models without links and pict
 
 func newTraceVerifyCommand(a *app) *cobra.Command {
 	var f struct {
-		All  bool `flag:"all" doc:"every session of this user"`
-		JSON bool `flag:"json" doc:"write a JSON array"`
+		All         bool   `flag:"all" doc:"every session of this user"`
+		JSON        bool   `flag:"json" doc:"write a JSON array"`
+		Attestation string `flag:"attestation" doc:"also verify that this file attests the session; needs --public-key"`
+		PublicKey   string `flag:"public-key" doc:"PEM file with the public key of --attestation"`
 	}
 	return newCommand(&cobra.Command{
 		Use: "verify [flags] SESSION | --all", Short: "Verify that records were not changed",
@@ -114,12 +116,17 @@ the requests of commands in egress.jsonl, whose hash is in session.ended.
 
 The chain can't show that records are missing at the end: a session without session.ended is reported
 as cut short, which can also be the result of a kill. Nor can it show that someone forged a whole chain:
-keep the hash of the last record elsewhere, and compare.
+keep the hash of the last record elsewhere, and compare, or sign it with caisson trace attest.
 `,
-		Example: "  caisson trace verify ses_01JD\n  caisson trace verify --all --json | jq '.[] | select(.ok|not)'",
+		Example: "  caisson trace verify ses_01JD\n  caisson trace verify --all --json | jq '.[] | select(.ok|not)'\n  caisson trace verify --attestation session.intoto.json --public-key caisson.pub ses_01JD",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if f.All && len(args) > 0 {
+			switch {
+			case f.All && len(args) > 0:
 				return newUsageError("a session or --all, not both")
+			case (f.Attestation == "") != (f.PublicKey == ""):
+				return newUsageError("--attestation and --public-key belong together")
+			case f.Attestation != "" && (f.All || f.JSON):
+				return newUsageError("--attestation is for one session, without --all and --json")
 			}
 			if f.All {
 				state, err := findState(a.environ)
@@ -138,6 +145,9 @@ keep the hash of the last record elsewhere, and compare.
 			s, err := traceSession(a.environ, args[0])
 			if err != nil {
 				return err
+			}
+			if f.Attestation != "" {
+				return verifyAttestation(a, s, f.Attestation, f.PublicKey)
 			}
 			return verifySessions(a, []trace.Session{s}, f.JSON)
 		},

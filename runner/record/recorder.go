@@ -19,6 +19,9 @@ import (
 // TraceFile is the name of the trace in a session's directory.
 const TraceFile = "trace.jsonl"
 
+// PatchFile is the name of the patch of a session's changes, in its directory.
+const PatchFile = "workspace.patch"
+
 // RecorderOptions are the options of a [Recorder].
 type RecorderOptions struct {
 	// Dir is the session's directory. It must exist, and have no trace unless

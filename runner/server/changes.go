@@ -200,7 +200,7 @@ func (a changesAPI) readPastDiff(ctx context.Context, id, dir string) (Diff, str
 		out.Changes = a.layersState(dir, report.Overlay)
 		out.Conflicts, out.LeftOut = record.NonNil(report.Overlay.Conflicts), record.NonNil(report.Overlay.LeftOut)
 	}
-	patch, err := os.ReadFile(filepath.Join(dir, "workspace.patch"))
+	patch, err := os.ReadFile(filepath.Join(dir, record.PatchFile))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return Diff{}, "", a.sessions.internalProblem("read patch", err)
 	}

@@ -162,7 +162,7 @@ func HTML(w io.Writer, s Session) (Overview, error) {
 // readPatch reads the patch of a session's changes. more reports that it was
 // cut at maxPatch.
 func readPatch(s Session) (text string, more bool) {
-	f, err := record.OpenRegular(filepath.Join(s.Dir, "workspace.patch"))
+	f, err := record.OpenRegular(filepath.Join(s.Dir, record.PatchFile))
 	if err != nil {
 		return "", false
 	}

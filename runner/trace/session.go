@@ -161,6 +161,7 @@ const (
 	NoRecords    Reason = "no_records"    // the session wrote none, or they were removed
 	Unreadable   Reason = "unreadable"
 	NotExported  Reason = "not_exported" // its messages were removed
+	NotAttested  Reason = "not_attested" // it can't be described, or an attestation is not about it
 )
 
 // Error reports that a session can't be found, or that its records can't be
@@ -188,6 +189,8 @@ func (e *Error) Error() string {
 		return "the session " + e.Name + " has no records"
 	case NotExported:
 		return fmt.Sprintf("the session %s can't be exported: %v", e.Name, e.Err)
+	case NotAttested:
+		return fmt.Sprintf("the session %s is not attested: %v", e.Name, e.Err)
 	}
 	return fmt.Sprintf("the records of %s can't be read: %v", e.Name, e.Err)
 }
