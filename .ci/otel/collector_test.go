@@ -12,6 +12,7 @@ import (
 	"go.opentelemetry.io/collector/component/componenttest"
 	"go.opentelemetry.io/collector/confmap"
 	"go.opentelemetry.io/collector/consumer"
+	"go.opentelemetry.io/collector/pdata/plog"
 	"go.opentelemetry.io/collector/pdata/pmetric"
 	"go.opentelemetry.io/collector/pdata/ptrace"
 	"go.opentelemetry.io/collector/receiver/otlpreceiver"
@@ -24,6 +25,7 @@ type received struct {
 	spans    []ptrace.Span
 	resource map[string]any
 	metrics  map[string]pmetric.Metric
+	logs     []plog.LogRecord
 }
 
 // startCollector starts the OTLP receiver of the OpenTelemetry collector.
@@ -65,6 +67,23 @@ func startCollector(t *testing.T) (endpoint string, r *received) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	logs, err := consumer.NewLogs(func(_ context.Context, ld plog.Logs) error {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		for _, rl := range ld.ResourceLogs().All() {
+			for _, sl := range rl.ScopeLogs().All() {
+				for _, l := range sl.LogRecords().All() {
+					line := plog.NewLogRecord()
+					l.CopyTo(line)
+					r.logs = append(r.logs, line)
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	factory := otlpreceiver.NewFactory()
 	conf := factory.CreateDefaultConfig()
 	endpoint = freeAddress(t)
@@ -81,7 +100,11 @@ func startCollector(t *testing.T) (endpoint string, r *received) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range []component.Component{inTraces, inMetrics} {
+	inLogs, err := factory.CreateLogs(t.Context(), set, conf, logs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []component.Component{inTraces, inMetrics, inLogs} {
 		if err := c.Start(context.Background(), componenttest.NewNopHost()); err != nil {
 			t.Fatal(err)
 		}

@@ -1,6 +1,8 @@
 package otel
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,6 +15,7 @@ import (
 	"testing"
 
 	"go.opentelemetry.io/collector/pdata/pcommon"
+	"go.opentelemetry.io/collector/pdata/plog"
 	"go.opentelemetry.io/collector/pdata/ptrace"
 )
 
@@ -121,6 +124,7 @@ func TestTelemetryOfARun(t *testing.T) {
 		t.Errorf("a warning: %s", notices)
 	}
 	checkTree(t, got)
+	checkLogs(t, got, records, false)
 	c := readConventions(t)
 	for _, s := range got.spans {
 		for _, fault := range c.checkSpan(s, false) {
@@ -209,11 +213,69 @@ func checkTree(t *testing.T, got *received) {
 	}
 }
 
+// checkLogs checks that each audit record, and no other, was exported with the hash of its
+// line and, if content is asked for, its payload.
+func checkLogs(t *testing.T, got *received, records string, content bool) {
+	t.Helper()
+	logs := map[string]plog.LogRecord{}
+	for _, l := range got.logs {
+		seq, _ := l.Attributes().Get("caisson.record.seq")
+		logs[seq.AsString()] = l
+		all := fmt.Sprint(l.EventName(), l.Attributes().AsRaw(), l.Body().AsString())
+		if strings.Contains(all, token) || !content && strings.Contains(all, canary) {
+			t.Errorf("contents are exported: %s", all)
+		}
+	}
+	kinds := map[string]int{}
+	for line := range strings.Lines(records) {
+		var r struct {
+			Seq     int64           `json:"seq"`
+			Kind    string          `json:"kind"`
+			Turn    string          `json:"turn"`
+			Payload json.RawMessage `json:"payload"`
+		}
+		if err := json.Unmarshal([]byte(line), &r); err != nil {
+			t.Fatal(err)
+		}
+		l, ok := logs[fmt.Sprint(r.Seq)]
+		switch r.Kind {
+		case "session.created", "sandbox.started", "tool.confirmation_requested", "tool.confirmation_resolved", "session.ended":
+		default:
+			if ok {
+				t.Errorf("%s is exported", r.Kind)
+			}
+			continue
+		}
+		if !ok {
+			t.Errorf("%s, record %d, is not exported", r.Kind, r.Seq)
+			continue
+		}
+		kinds[r.Kind]++
+		sum := sha256.Sum256([]byte(strings.TrimSuffix(line, "\n")))
+		if hash, _ := l.Attributes().Get("caisson.record.sha256"); hash.AsString() != hex.EncodeToString(sum[:]) {
+			t.Errorf("%s has the hash %s", r.Kind, hash.AsString())
+		}
+		if l.EventName() != "caisson."+r.Kind || l.SeverityNumber() != plog.SeverityNumberInfo && l.SeverityNumber() != plog.SeverityNumberWarn {
+			t.Errorf("%s is the event %s with severity %s", r.Kind, l.EventName(), l.SeverityText())
+		}
+		if (r.Turn != "") != (l.TraceID().String() == parent[3:35] && !l.SpanID().IsEmpty() && l.SpanID().String() != parent[36:52]) {
+			t.Errorf("%s of the turn %q is in the span %s", r.Kind, r.Turn, l.SpanID())
+		}
+		if body := l.Body().AsString(); content != (body == string(r.Payload)) {
+			t.Errorf("%s has the body %q", r.Kind, body)
+		}
+	}
+	if kinds["session.created"] != 1 || kinds["sandbox.started"] != 1 || kinds["tool.confirmation_resolved"] != 2 || kinds["session.ended"] != 1 {
+		t.Errorf("exported %v", kinds)
+	}
+}
+
 // TestContents asks for contents: they are exported, as redacted as records are.
 func TestContents(t *testing.T) {
 	endpoint, got := startCollector(t)
-	run(t, endpoint, "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=SPAN_ONLY")
+	_, records := run(t, endpoint, "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=SPAN_ONLY")
 	checkTree(t, got)
+	checkLogs(t, got, records, true)
 	c := readConventions(t)
 	seen := map[string]bool{}
 	for _, s := range got.spans {

@@ -35,16 +35,19 @@ type SettingError struct {
 
 func (e *SettingError) Error() string { return e.Name + ": " + e.Reason }
 
-// findSignals returns where traces and metrics are sent, nil for nowhere.
-func (o Options) findSignals() (traces, metrics *endpoint, err error) {
+// findSignals returns where traces, metrics and logs are sent, nil for nowhere.
+func (o Options) findSignals() (traces, metrics, logs *endpoint, err error) {
 	if strings.EqualFold(strings.TrimSpace(o.Getenv("OTEL_SDK_DISABLED")), "true") {
-		return nil, nil, nil
+		return nil, nil, nil, nil
 	}
 	traces, err = o.findSignal("TRACES")
 	if err == nil {
 		metrics, err = o.findSignal("METRICS")
 	}
-	return traces, metrics, err
+	if err == nil {
+		logs, err = o.findSignal("LOGS")
+	}
+	return traces, metrics, logs, err
 }
 
 // findSignal returns where a signal is sent, or nil.

@@ -129,17 +129,23 @@ func toPoints(in []metricdata.HistogramDataPoint[float64]) []*metricspb.Histogra
 
 func unixNano(t time.Time) uint64 { return uint64(max(t.UnixNano(), 0)) }
 
-// keyValues returns attributes for the wire. Metrics and the resource have only
-// strings and integers.
 func keyValues(set *attribute.Set) []*commonpb.KeyValue {
 	var out []*commonpb.KeyValue
 	for it := set.Iter(); it.Next(); {
 		kv := it.Attribute()
-		v := &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: kv.Value.String()}}
-		if kv.Value.Type() == attribute.INT64 {
-			v.Value = &commonpb.AnyValue_IntValue{IntValue: kv.Value.AsInt64()}
-		}
-		out = append(out, &commonpb.KeyValue{Key: string(kv.Key), Value: v})
+		out = append(out, &commonpb.KeyValue{Key: string(kv.Key), Value: toAnyValue(kv.Value)})
 	}
 	return out
+}
+
+// toAnyValue returns a value for the wire. Metrics, logs and the resource have
+// strings, integers and booleans.
+func toAnyValue(v attribute.Value) *commonpb.AnyValue {
+	switch v.Type() {
+	case attribute.INT64:
+		return &commonpb.AnyValue{Value: &commonpb.AnyValue_IntValue{IntValue: v.AsInt64()}}
+	case attribute.BOOL:
+		return &commonpb.AnyValue{Value: &commonpb.AnyValue_BoolValue{BoolValue: v.AsBool()}}
+	}
+	return &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: v.String()}}
 }

@@ -72,10 +72,10 @@ type call struct {
 	name      tools.Name
 	first     time.Time
 	class     tools.Class
-	approvals []approval
+	approvals []approvalWait
 }
 
-type approval struct {
+type approvalWait struct {
 	start, end time.Time
 	resolved   record.ConfirmationResolved
 }
@@ -87,12 +87,13 @@ func newSession(e *Exporter, id string) *session {
 	}
 }
 
-func (s *session) observeRecord(r record.Record) {
+func (s *session) observeRecord(r record.Record, line []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.turn == nil && r.Turn != "" && r.Turn == s.unfinished && r.Kind != record.KindTurnCancelled {
 		s.startTurn(r) // it continues without another turn.started
 	}
+	s.emitLog(r, line)
 	switch r.Kind {
 	case record.KindSessionCreated, record.KindSessionResumed:
 		p := record.PayloadOf[record.SessionCreated](r) // session.resumed has these fields too
@@ -147,7 +148,7 @@ func (s *session) observeCall(r record.Record) {
 	switch p := record.DecodePayload(r).(type) {
 	case record.ConfirmationRequested:
 		c := s.callOf(p.CallID, p.Name, r.Time)
-		c.class, c.approvals = p.Class, append(c.approvals, approval{start: r.Time})
+		c.class, c.approvals = p.Class, append(c.approvals, approvalWait{start: r.Time})
 	case record.ConfirmationResolved:
 		if c := s.calls[p.CallID]; c != nil && len(c.approvals) > 0 {
 			a := &c.approvals[len(c.approvals)-1]
@@ -165,27 +166,11 @@ func (s *session) observeCall(r record.Record) {
 		s.addChat(r, p.EndedModelCall, "worker")
 	case record.BridgeModelCall:
 		s.addChat(r, p.EndedModelCall, "bridge")
-	case record.WorkerToolCall:
-		s.addEvent(r, attribute.String("caisson.worker.call_status", p.Status))
-	case record.BudgetWarning:
-		s.addEvent(r, attribute.String("caisson.limit.kind", string(p.What)))
-	case record.NetworkClosed:
-		s.addEvent(r, attribute.String("server.address", p.Host), attribute.Int64("caisson.network.sent", p.Sent), attribute.Int64("caisson.network.received", p.Received))
-	case record.NetworkDenied:
-		s.addEvent(r, attribute.String("server.address", p.Host), attribute.String("caisson.network.reason", p.Reason))
-	case record.MCPServerStarted:
-		s.addEvent(r, attribute.String("caisson.mcp.server", p.Server), attribute.Int("caisson.mcp.tools", p.ToolCount), attribute.Int64("caisson.mcp.start_ms", p.WallMS))
-	case record.MCPServerFailed:
-		s.addEvent(r, attribute.String("caisson.mcp.server", p.Server))
-	case record.MCPServerStopped:
-		s.addEvent(r, attribute.String("caisson.mcp.server", p.Server))
-	case record.MCPToolsChanged:
-		s.addEvent(r, attribute.String("caisson.mcp.server", p.Server))
-	case record.MCPRequestRefused:
-		s.addEvent(r, attribute.String("caisson.mcp.server", p.Server), attribute.String("mcp.method.name", p.Method))
-	case record.SandboxLost, record.Warning, record.WorkerInputInvalid, record.WorkerCostWarning,
+	case record.WorkerToolCall, record.BudgetWarning, record.NetworkClosed, record.NetworkDenied,
+		record.MCPServerStarted, record.MCPServerFailed, record.MCPServerStopped, record.MCPToolsChanged, record.MCPRequestRefused,
+		record.SandboxLost, record.Warning, record.WorkerInputInvalid, record.WorkerCostWarning,
 		record.ContextShortened, record.ContextCompacted, record.ContextCompactionFailed:
-		s.addEvent(r)
+		s.addEvent(r, s.eventAttributes(p)...)
 	}
 }
 
@@ -213,9 +198,11 @@ func (s *session) startSpan(at time.Time, name string, kind trace.SpanKind, attr
 	return span
 }
 
+func eventName(k record.Kind) string { return "caisson." + string(k) }
+
 func (s *session) addEvent(r record.Record, attributes ...attribute.KeyValue) {
 	if s.turn != nil && s.turn.span != nil {
-		s.turn.span.AddEvent("caisson."+string(r.Kind), trace.WithTimestamp(r.Time), trace.WithAttributes(attributes...))
+		s.turn.span.AddEvent(eventName(r.Kind), trace.WithTimestamp(r.Time), trace.WithAttributes(attributes...))
 	}
 }
 
@@ -367,15 +354,21 @@ func (s *session) callOf(id string, name tools.Name, at time.Time) *call {
 	return c
 }
 
+// toolName returns the name of a tool that the session offers. A made-up name is
+// content.
+func (s *session) toolName(name tools.Name) string {
+	if s.offered[name] {
+		return string(name)
+	}
+	return unknownTool
+}
+
 // endCall makes the span of a call. The call began with its first record, or
 // before it if that waited for the sandbox.
 func (s *session) endCall(id string, name tools.Name, at time.Time, latencyMS int64, failure string, attributes ...attribute.KeyValue) {
 	c := s.callOf(id, name, at)
 	delete(s.calls, id)
-	tool := unknownTool
-	if s.offered[c.name] {
-		tool = string(c.name)
-	}
+	tool := s.toolName(c.name)
 	took := time.Duration(latencyMS) * time.Millisecond
 	start := c.first
 	if began := at.Add(-took); began.Before(start) {
@@ -402,7 +395,7 @@ func (s *session) endCall(id string, name tools.Name, at time.Time, latencyMS in
 
 // addApproval makes the span of a wait for an answer. If none came, it ended
 // with the call.
-func (s *session) addApproval(ctx context.Context, a approval, end time.Time) {
+func (s *session) addApproval(ctx context.Context, a approvalWait, end time.Time) {
 	if a.end.IsZero() {
 		a.end = end
 	}
@@ -417,10 +410,16 @@ func (s *session) addSandbox(at time.Time, startMS int64, a sandbox.Attestation)
 		s.turn.sandbox = at
 	}
 	span := s.startSpan(at.Add(-time.Duration(startMS)*time.Millisecond), "start_sandbox", trace.SpanKindInternal,
-		keyConversation.String(s.id), attribute.String("caisson.sandbox.backend", a.Backend), attribute.String("caisson.sandbox.runtime", a.Runtime),
-		attribute.String("container.id", a.Container), attribute.String("caisson.sandbox.image_digest", a.ImageDigest),
-		attribute.Int("caisson.sandbox.lost_protections", len(a.Lost)))
+		append(sandboxAttributes(a), keyConversation.String(s.id))...)
 	span.End(trace.WithTimestamp(at))
+}
+
+func sandboxAttributes(a sandbox.Attestation) []attribute.KeyValue {
+	return []attribute.KeyValue{
+		attribute.String("caisson.sandbox.backend", a.Backend), attribute.String("caisson.sandbox.runtime", a.Runtime),
+		attribute.String("container.id", a.Container), attribute.String("caisson.sandbox.image_digest", a.ImageDigest),
+		attribute.Int("caisson.sandbox.lost_protections", len(a.Lost)),
+	}
 }
 
 func (s *session) endExec(r record.Record) {

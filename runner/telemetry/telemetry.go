@@ -1,4 +1,4 @@
-// Package telemetry exports the spans and metrics of sessions by OTLP,
+// Package telemetry exports the spans, metrics and audit records of sessions by OTLP,
 // following the OpenTelemetry conventions for generative AI. They are made from
 // records, so that sessions and the loop don't know OpenTelemetry, and have
 // nothing that records don't. Nothing is made unless the environment or the
@@ -17,7 +17,9 @@ import (
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace"
+	"go.opentelemetry.io/otel/log"
 	"go.opentelemetry.io/otel/propagation"
+	sdklog "go.opentelemetry.io/otel/sdk/log"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
@@ -39,13 +41,14 @@ type Options struct {
 	// variables of the resource, the sampler and its bounds from the process's
 	// environment.
 	Getenv func(name string) string
-	// Endpoint is the address of a collector, to which /v1/traces and
-	// /v1/metrics are appended. If it is "", nothing is exported unless the
+	// Endpoint is the address of a collector, to which /v1/traces, /v1/metrics
+	// and /v1/logs are appended. If it is "", nothing is exported unless the
 	// environment names one.
 	Endpoint string
 	// Headers are sent with each request to Endpoint.
 	Headers map[string]string
-	// Content also exports messages, arguments and results.
+	// Content also exports messages, arguments, results, and audit records as
+	// they are.
 	Content bool
 	// Version is the program's version.
 	Version string
@@ -57,7 +60,7 @@ type Options struct {
 	Warn func(text string)
 }
 
-// Exporter makes spans and metrics from the records of any number of sessions.
+// Exporter makes spans, metrics and logs from the records of any number of sessions.
 // It is safe for concurrent use. The caller must close it. A nil Exporter does
 // nothing.
 type Exporter struct {
@@ -67,6 +70,8 @@ type Exporter struct {
 	tracer  trace.Tracer
 	traces  *sdktrace.TracerProvider // nil if spans are not exported
 	meters  *sdkmetric.MeterProvider // nil if metrics are not exported
+	logs    *sdklog.LoggerProvider   // nil, as logger, if logs are not exported
+	logger  log.Logger
 	metrics metrics
 	warn    func(err error)
 
@@ -77,8 +82,8 @@ type Exporter struct {
 // Open returns an exporter, or nil if neither the environment nor the options
 // ask for one. An error is about the settings.
 func Open(ctx context.Context, o Options) (*Exporter, error) {
-	traces, metrics, err := o.findSignals()
-	if err != nil || traces == nil && metrics == nil {
+	traces, metrics, logs, err := o.findSignals()
+	if err != nil || traces == nil && metrics == nil && logs == nil {
 		return nil, err
 	}
 	var warned sync.Once
@@ -118,15 +123,19 @@ func Open(ctx context.Context, o Options) (*Exporter, error) {
 		reader := sdkmetric.NewPeriodicReader(&metricExporter{post: metrics, delta: o.wantsDelta()})
 		e.meters = sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader), sdkmetric.WithResource(res))
 	}
+	if logs != nil {
+		e.logs = sdklog.NewLoggerProvider(sdklog.WithProcessor(sdklog.NewBatchProcessor(&logExporter{logs})), sdklog.WithResource(res))
+		e.logger = e.logs.Logger(scope, log.WithInstrumentationVersion(o.Version), log.WithSchemaURL(schemaURL))
+	}
 	if e.metrics, err = e.newMetrics(); err != nil {
 		return nil, err
 	}
 	return e, nil
 }
 
-// Observe takes the next record of a session. It doesn't wait for the
+// Observe takes the next record of a session and its line. It doesn't wait for the
 // collector.
-func (e *Exporter) Observe(r record.Record, _ []byte) {
+func (e *Exporter) Observe(r record.Record, line []byte) {
 	if e == nil {
 		return
 	}
@@ -140,7 +149,7 @@ func (e *Exporter) Observe(r record.Record, _ []byte) {
 		delete(e.sessions, r.Session)
 	}
 	e.mu.Unlock()
-	s.observeRecord(r)
+	s.observeRecord(r, line)
 }
 
 // Close ends the spans of live sessions, and sends the rest within [FlushTime].
@@ -173,6 +182,9 @@ func (e *Exporter) Close(ctx context.Context) {
 	}
 	if e.meters != nil {
 		flush(e.meters.Shutdown)
+	}
+	if e.logs != nil {
+		flush(e.logs.Shutdown)
 	}
 	flushes.Wait()
 }

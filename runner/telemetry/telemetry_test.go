@@ -3,17 +3,21 @@ package telemetry
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"go.opentelemetry.io/otel/log"
+	logspb "go.opentelemetry.io/proto/otlp/logs/v1"
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -22,7 +26,9 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
 )
 
 func TestMain(m *testing.M) {
@@ -174,7 +180,7 @@ func TestOff(t *testing.T) {
 	for name, env := range map[string]map[string]string{
 		"nothing":  {},
 		"disabled": {"OTEL_SDK_DISABLED": "true", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"},
-		"none":     {"OTEL_TRACES_EXPORTER": "none", "OTEL_METRICS_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"},
+		"none":     {"OTEL_TRACES_EXPORTER": "none", "OTEL_METRICS_EXPORTER": "none", "OTEL_LOGS_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"},
 	} {
 		before := runtime.NumGoroutine()
 		e, err := Open(t.Context(), Options{Getenv: func(name string) string { return env[name] }})
@@ -193,37 +199,44 @@ func TestOff(t *testing.T) {
 
 func TestEndpoints(t *testing.T) {
 	for _, c := range []struct {
-		name            string
-		env             map[string]string
-		traces, metrics string // "" is nowhere
-		err             string
+		name                  string
+		env                   map[string]string
+		traces, metrics, logs string // "" is nowhere
+		err                   string
 	}{
-		{"one for all", map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:4318"}, "http://h:4318/v1/traces", "http://h:4318/v1/metrics", ""},
-		{"with a path", map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "https://h/otlp/"}, "https://h/otlp/v1/traces", "https://h/otlp/v1/metrics", ""},
-		{"of one signal", map[string]string{"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://h:1/x"}, "http://h:1/x", "", ""},
-		{"of one signal without a path", map[string]string{"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://h:1"}, "", "http://h:1/", ""},
-		{"by exporter", map[string]string{"OTEL_TRACES_EXPORTER": "otlp"}, "http://localhost:4318/v1/traces", "", ""},
-		{"no metrics", map[string]string{"OTEL_METRICS_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://h"}, "http://h/v1/traces", "", ""},
-		{"grpc", map[string]string{"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:4317"}, "", "", "OTEL_EXPORTER_OTLP_PROTOCOL: unsupported protocol"},
-		{"no address", map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "h:4318"}, "", "", "OTEL_EXPORTER_OTLP_ENDPOINT: not an http or https address"},
-		{"unknown exporter", map[string]string{"OTEL_TRACES_EXPORTER": "jaeger"}, "", "", `OTEL_TRACES_EXPORTER: unknown exporter "jaeger"`},
-		{"headers", map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h", "OTEL_EXPORTER_OTLP_HEADERS": "a b=secret"}, "", "", "OTEL_EXPORTER_OTLP_HEADERS: invalid headers"},
-		{"a header of two lines", map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h", "OTEL_EXPORTER_OTLP_HEADERS": "a=b%0Ac"}, "", "", "OTEL_EXPORTER_OTLP_HEADERS: invalid headers"},
-		{"timeout", map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h", "OTEL_EXPORTER_OTLP_TIMEOUT": "10s"}, "", "", "OTEL_EXPORTER_OTLP_TIMEOUT: invalid time"},
-		{"certificate", map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "https://h", "OTEL_EXPORTER_OTLP_CERTIFICATE": "/nonexistent"}, "", "", "OTEL_EXPORTER_OTLP_CERTIFICATE: "},
+		{"one for all", map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:4318"}, "http://h:4318/v1/traces", "http://h:4318/v1/metrics", "http://h:4318/v1/logs", ""},
+		{"with a path", map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "https://h/otlp/"}, "https://h/otlp/v1/traces", "https://h/otlp/v1/metrics", "https://h/otlp/v1/logs", ""},
+		{"of one signal", map[string]string{"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://h:1/x"}, "http://h:1/x", "", "", ""},
+		{"of one signal without a path", map[string]string{"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://h:1"}, "", "http://h:1/", "", ""},
+		{"of logs", map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h", "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT": "http://logs:1/x", "OTEL_TRACES_EXPORTER": "none"}, "", "http://h/v1/metrics", "http://logs:1/x", ""},
+		{"by exporter", map[string]string{"OTEL_TRACES_EXPORTER": "otlp"}, "http://localhost:4318/v1/traces", "", "", ""},
+		{"no metrics", map[string]string{"OTEL_METRICS_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://h"}, "http://h/v1/traces", "", "http://h/v1/logs", ""},
+		{"grpc", map[string]string{"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:4317"}, "", "", "", "OTEL_EXPORTER_OTLP_PROTOCOL: unsupported protocol"},
+		{"no address", map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "h:4318"}, "", "", "", "OTEL_EXPORTER_OTLP_ENDPOINT: not an http or https address"},
+		{"unknown exporter", map[string]string{"OTEL_TRACES_EXPORTER": "jaeger"}, "", "", "", `OTEL_TRACES_EXPORTER: unknown exporter "jaeger"`},
+		{"headers", map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h", "OTEL_EXPORTER_OTLP_HEADERS": "a b=secret"}, "", "", "", "OTEL_EXPORTER_OTLP_HEADERS: invalid headers"},
+		{"a header of two lines", map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h", "OTEL_EXPORTER_OTLP_HEADERS": "a=b%0Ac"}, "", "", "", "OTEL_EXPORTER_OTLP_HEADERS: invalid headers"},
+		{"timeout", map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h", "OTEL_EXPORTER_OTLP_TIMEOUT": "10s"}, "", "", "", "OTEL_EXPORTER_OTLP_TIMEOUT: invalid time"},
+		{"certificate", map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "https://h", "OTEL_EXPORTER_OTLP_CERTIFICATE": "/nonexistent"}, "", "", "", "OTEL_EXPORTER_OTLP_CERTIFICATE: "},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			traces, metrics, err := Options{Getenv: func(name string) string { return c.env[name] }}.findSignals()
+			traces, metrics, logs, err := Options{Getenv: func(name string) string { return c.env[name] }}.findSignals()
 			if err != nil || c.err != "" {
 				if err == nil || !strings.Contains(err.Error(), c.err) || strings.Contains(err.Error(), "secret") {
 					t.Fatalf("error %v, want %q", err, c.err)
 				}
 				return
 			}
-			for got, want := range map[*endpoint]string{traces: c.traces, metrics: c.metrics} {
-				if got == nil && want != "" || got != nil && got.url.String() != want {
-					t.Errorf("%v, want %s", got, want)
+			var got []string
+			for _, e := range []*endpoint{traces, metrics, logs} {
+				if e == nil {
+					got = append(got, "")
+				} else {
+					got = append(got, e.url.String())
 				}
+			}
+			if want := []string{c.traces, c.metrics, c.logs}; !slices.Equal(got, want) {
+				t.Errorf("got %q, want %q", got, want)
 			}
 		})
 	}
@@ -448,5 +461,77 @@ func TestSpansOfWorkers(t *testing.T) {
 	}
 	if s := c.spans["chat fast"]; s != nil && (!strings.Contains(s.String(), "int_value:5") || s.EndTimeUnixNano-s.StartTimeUnixNano != uint64(500*time.Millisecond)) {
 		t.Errorf("span %s", s)
+	}
+}
+
+// TestLogs: refusals and what a person should look at are warnings, the end of the work
+// is an error. Names that the model made up are not exported.
+func TestLogs(t *testing.T) {
+	for want, payloads := range map[log.Severity][]record.Payload{
+		log.SeverityInfo: {
+			record.SessionCreated{},
+			record.SandboxStarted{},
+			record.NetworkOpened{},
+			record.SessionEnded{},
+			record.ConfirmationRequested{},
+			record.ConfirmationResolved{Decision: approval.DecisionAllow},
+		},
+		log.SeverityWarn: {
+			record.SandboxStarted{Attestation: sandbox.Attestation{Lost: []string{"seccomp"}}},
+			record.ConfirmationRequested{Dangerous: "rm -rf"},
+			record.ConfirmationResolved{Decision: approval.DecisionDeny},
+			record.ConfirmationAttempted{},
+			record.NetworkDenied{},
+			record.SessionEnded{ExitStatus: 3},
+			record.SessionEnded{HostExecuted: []record.HostExecuted{{Path: "Makefile"}}},
+			record.MCPToolsChanged{},
+		},
+		log.SeverityError: {record.SandboxLost{}, record.SessionEnded{Problem: &record.Problem{}}, record.SessionEnded{Left: []string{"a mount"}}},
+	} {
+		for _, p := range payloads {
+			if got := severityOf(p); got != want {
+				t.Errorf("%T %+v is %s, want %s", p, p, got, want)
+			}
+		}
+	}
+	s := &session{offered: map[tools.Name]bool{"shell": true}}
+	for name, want := range map[tools.Name]string{"shell": "shell", "sk-secret": unknownTool} {
+		if got := s.eventAttributes(record.ConfirmationRequested{Name: name})[0].Value.AsString(); got != want {
+			t.Errorf("the tool %s is exported as %s", name, got)
+		}
+	}
+}
+
+// TestOnlyLogs exports to a collector of logs only, until it refuses.
+func TestOnlyLogs(t *testing.T) {
+	var mu sync.Mutex
+	var names []string
+	status := http.StatusOK
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		var data logspb.LogsData
+		if err := errors.Join(err, proto.Unmarshal(body, &data)); err != nil || r.URL.Path != "/only" {
+			t.Errorf("%s: %v", r.URL.Path, err)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		for _, l := range data.GetResourceLogs()[0].GetScopeLogs()[0].GetLogRecords() {
+			names = append(names, l.GetEventName())
+		}
+		w.WriteHeader(status)
+	}))
+	defer server.Close()
+	for _, answer := range []int{http.StatusOK, http.StatusNotFound} {
+		status, names = answer, nil
+		e, warnings := open(t, map[string]string{"OTEL_EXPORTER_OTLP_LOGS_ENDPOINT": server.URL + "/only", "OTEL_EXPORTER_OTLP_LOGS_COMPRESSION": "none"})
+		payloads, parents := aTurn()
+		observe(t, e, payloads, parents)
+		e.Close(t.Context())
+		if want := []string{"caisson.session.created", "caisson.tool.confirmation_requested"}; !slices.Equal(names, want) {
+			t.Errorf("exported %q, want %q", names, want)
+		}
+		if list := warnings(); (len(list) > 0) != (answer != http.StatusOK) {
+			t.Errorf("status %d: warnings %q", answer, list)
+		}
 	}
 }
