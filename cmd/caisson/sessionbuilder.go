@@ -290,9 +290,6 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 	o.InstructionFiles = *s.conf.File.InstructionFiles
 	o.TrustedInstructions = s.instructions
 	o.ConfirmTimeout = time.Duration(*s.conf.ConfirmTimeout)
-	if o.Decider, err = s.newDecider(s.workspace.Path); err != nil {
-		return o, err
-	}
 	o.Grants = s.environ.grantStore()
 	o.Memory = s.openMemory()
 	o.Hint = sessionHint

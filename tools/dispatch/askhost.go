@@ -56,12 +56,6 @@ func (d *Dispatcher) AskHost(ctx context.Context, q HostQuestion) (approval.Reso
 	if err != nil {
 		return approval.Resolution{}, err
 	}
-	if d.opts.Decider.CoversHosts() {
-		if a := d.opts.Decider.Decide(ctx, c, true); a.Decision != approval.DecisionAsk {
-			r := decided(d.opts.Decider, c.CallID, a)
-			return r, d.out.emit(ConfirmationResolved{r})
-		}
-	}
 	if d.opts.Broker == nil {
 		if err := d.out.emit(ConfirmationRequested{c}); err != nil {
 			return approval.Resolution{}, err

@@ -59,7 +59,6 @@ func (r *round) resolveWithoutAsking(all []*pending) {
 		}
 		if r.d.opts.Broker == nil {
 			c := r.describeCall(p)
-			c.Seq = int(r.d.confirmations.Add(1))
 			p.confirm.id = c.ID
 			_ = r.emit(ConfirmationRequested{c})
 			p.confirm.resolve(r.applyOnPrompt(p))
@@ -158,7 +157,7 @@ func (r *round) describeCall(p *pending) approval.Confirmation {
 			Changed: p.confirm.again, Scopes: []approval.Scope{approval.ScopeOnce},
 			Projected: paths, Diff: shownDiff, Notices: tools.InputNotices(p.call.Input), Hidden: hidden || hiddenPath || hiddenDiff,
 		},
-		Workspace: dir, Exact: bytes.Clone(p.call.Input), DiffElided: shownDiff != diff,
+		Seq: int(r.d.confirmations.Add(1)), Workspace: dir, Exact: bytes.Clone(p.call.Input), DiffElided: shownDiff != diff,
 		RequiresAdmin: p.tool.Definition.RequiresAdmin, Expires: time.Now().Add(r.d.opts.ConfirmTimeout),
 		As: p.remember.As, Command: p.remember.Command,
 	}
@@ -242,7 +241,6 @@ func (r *round) requestConfirmations(open []*pending) {
 // it can be answered.
 func (r *round) requestConfirmation(p *pending) *approval.Request {
 	c := r.describeCall(p)
-	c.Seq = int(r.d.confirmations.Add(1))
 	p.confirm.id = c.ID
 	p.confirm.request = r.d.opts.Broker.Request(r.ctx, c)
 	_ = r.emit(ConfirmationRequested{c})

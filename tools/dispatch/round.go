@@ -66,7 +66,6 @@ func (d *Dispatcher) Round(ctx context.Context, calls []tools.Call) ([]tools.Res
 		all[i] = &pending{call: call, result: tools.Result{CallID: call.ID, Name: call.Name}}
 		r.scanCall(all[i])
 	}
-	r.consultDecider(all)
 	r.resolveWithoutAsking(all)
 	r.runAll(all)
 	results := make([]tools.Result, len(all))
@@ -200,7 +199,8 @@ func (r *round) checkPolicy(p *pending) *tools.Error {
 	case policy.ModeAuto:
 		return nil
 	case policy.ModePrompt, policy.ModePromptOnce:
-		r.needConfirmation(p)
+		p.remember = approval.AnswerKey{Tool: p.call.Name, As: p.verdict.As, Command: p.verdict.Command, Definition: p.tool.Definition.Hash}
+		p.confirm = newConfirmation(p)
 		return nil
 	}
 	message := fmt.Sprintf("The policy refuses tool %q (class %s); don't try it again in this session.", p.tool.Wire, p.tool.Definition.Class)
@@ -213,11 +213,6 @@ func (r *round) checkPolicy(p *pending) *tools.Error {
 	return &tools.Error{Class: tools.ErrorPermissionDenied, Reason: "mode_deny", Message: message, Visible: true}
 }
 
-func (r *round) needConfirmation(p *pending) {
-	p.remember = approval.AnswerKey{Tool: p.call.Name, As: p.verdict.As, Command: p.verdict.Command, Definition: p.tool.Definition.Hash}
-	p.confirm = newConfirmation(p)
-}
-
 func (r *round) decide(p *pending) policy.Verdict {
 	return r.raiseMode(p, r.d.opts.Policy.DecideCall(r.d.danger, p.tool.Definition, r.d.opts.Workspace, p.call.Input))
 }
@@ -226,7 +221,7 @@ func (r *round) decide(p *pending) policy.Verdict {
 // judged, or others that need no answer either.
 func (r *round) isStillAsJudged(p *pending) bool {
 	return !p.tool.Definition.Typed || slices.Equal(p.commands, p.tool.Definition.Commands(p.call.Input)) ||
-		p.confirm == nil && !r.d.opts.Decider.Covers(p.tool.Definition.Class) && r.decide(p).Mode == policy.ModeAuto
+		p.confirm == nil && r.decide(p).Mode == policy.ModeAuto
 }
 
 // raiseMode makes a dangerous command ask each time. If nobody can be asked, it
