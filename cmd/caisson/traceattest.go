@@ -28,8 +28,8 @@ func newTraceAttestCommand(a *app) *cobra.Command {
 		Use: "attest [flags] SESSION", Short: "Sign what a session did, for others to verify", Args: oneSession,
 		Long: `Write a signed in-toto statement (DSSE envelope) about a session that has ended. Its subjects are
 workspace.patch and trace.jsonl in the session's directory; its predicate has the attestation of the
-sandbox, policy, model, limits, sources of the configuration, refusals, the exit status, and the hash of
-the last record. It has paths, but no text of messages, commands or files.
+sandbox, policy, model, limits, sources of the configuration, egress rules, counts of changes and refused
+calls, the exit status, and the hash of the last record. It has paths, but no text of messages, commands or files.
 
 Without --key, a new key signs and is forgotten: keep its public key where nobody can replace it. The
 private key must be outside of what commands in the session could read.
@@ -37,10 +37,10 @@ private key must be outside of what commands in the session could read.
 caisson trace verify --attestation FILE --public-key KEY SESSION verifies it.
 `,
 		Example: "  openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out ~/caisson.key\n" +
-			"  caisson trace attest --key ~/caisson.key --public-key caisson.pub -o session.intoto.json last",
+			"  caisson trace attest --key ~/caisson.key --public-key ~/caisson.pub -o session.intoto.json last",
 		RunE: func(_ *cobra.Command, args []string) error {
 			if f.Key == "" && f.PublicKey == "" {
-				return newUsageError("name the key with --key, or with --public-key a file for the public half of a new one")
+				return newUsageError("name a key with --key, or use --public-key FILE to sign with a new key")
 			}
 			s, err := traceSession(a.environ, args[0])
 			if err != nil {

@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"bytes"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/ed25519"
@@ -40,8 +41,8 @@ const (
 type Envelope struct {
 	PayloadType string `json:"payloadType"`
 	Payload     []byte `json:"payload"`
-	// Signatures are of the payload and its type. A signature without the ID of
-	// its key is tried with every key.
+	// Signatures are of the payload and its type. One good one is enough. The IDs
+	// of keys are ignored.
 	Signatures []Signature `json:"signatures"`
 }
 
@@ -51,8 +52,8 @@ type Signature struct {
 	Sig   []byte `json:"sig"`
 }
 
-// Statement is an in-toto statement: what a session recorded, about the files
-// that came of it.
+// Statement is an in-toto statement: what a session recorded, and the files
+// that it produced.
 type Statement struct {
 	Type string `json:"_type"`
 	// Subject has workspace.patch, if the session changed text, and trace.jsonl.
@@ -100,8 +101,8 @@ type Summary struct {
 }
 
 // Describe returns the statement about a session as it is now. It verifies the
-// records first. Errors are of type [*Error]: nothing can be said of a session
-// that runs, was changed or was pruned.
+// records first. Errors are of type [*Error]: it refuses a session that is
+// running, was changed or was pruned.
 func Describe(s Session) (Statement, error) {
 	v, err := Verify(s)
 	if err != nil {
@@ -111,7 +112,7 @@ func Describe(s Session) (Statement, error) {
 	case v.Damage != "":
 		return Statement{}, notAttested(s, errors.New(v.Damage))
 	case v.Live:
-		return Statement{}, notAttested(s, errors.New("it runs"))
+		return Statement{}, notAttested(s, errors.New("it is still running"))
 	case s.Pruned:
 		return Statement{}, notAttested(s, ErrPruned)
 	case v.Records == 0:
@@ -121,8 +122,13 @@ func Describe(s Session) (Statement, error) {
 	if err != nil {
 		return Statement{}, err
 	}
-	if o.Created == nil {
+	switch {
+	case o.Created == nil:
 		return Statement{}, notAttested(s, errors.New("its first record is missing"))
+	case o.Torn:
+		return Statement{}, notAttested(s, errors.New("its last line is not whole; resuming the session removes it"))
+	case o.Damage != "" || o.Hash != v.Hash:
+		return Statement{}, notAttested(s, errors.New("its records changed while they were read"))
 	}
 	statement := Statement{Type: StatementType, PredicateType: PredicateType, Predicate: summarize(o)}
 	patch, err := newSubject(record.PatchFile, filepath.Join(s.Dir, record.PatchFile))
@@ -180,7 +186,22 @@ func VerifyAttestation(s Session, envelope []byte, key crypto.PublicKey) (Statem
 	if got.Predicate.Session != want.Predicate.Session {
 		return got, notAttested(s, fmt.Errorf("the attestation is about %s", got.Predicate.Session))
 	}
-	return got, compareSubjects(s, got.Subject, want.Subject)
+	if err := compareSubjects(s, got.Subject, want.Subject); err != nil {
+		return got, err
+	}
+	// The key may be anybody's: what is said of the session must be in its records.
+	signed, err := json.Marshal(got.Predicate)
+	if err != nil {
+		return got, notAttested(s, err)
+	}
+	recorded, err := json.Marshal(want.Predicate)
+	if err != nil {
+		return got, notAttested(s, err)
+	}
+	if !bytes.Equal(signed, recorded) {
+		return got, notAttested(s, errors.New("the attestation says what the records don't"))
+	}
+	return got, nil
 }
 
 func compareSubjects(s Session, signed, files []Subject) error {

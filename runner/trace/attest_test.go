@@ -127,7 +127,7 @@ func TestChangesAfterAttestation(t *testing.T) {
 		"the last record removed": {write(record.TraceFile, func(b []byte) []byte {
 			return b[:bytes.LastIndexByte(b[:len(b)-1], '\n')+1]
 		}), "trace.jsonl is not the file"},
-		"a torn line added":  {write(record.TraceFile, func(b []byte) []byte { return append(b, `{"seq`...) }), "trace.jsonl is not the file"},
+		"a torn line added":  {write(record.TraceFile, func(b []byte) []byte { return append(b, `{"seq`...) }), "its last line is not whole"},
 		"a byte signed":      {func(_ *testing.T, _ Session, e *Envelope) { e.Payload[len(e.Payload)-3] ^= 1 }, "not signed with this key"},
 		"another type":       {func(_ *testing.T, _ Session, e *Envelope) { e.PayloadType = "text/plain" }, "not signed with this key"},
 		"a byte of the sign": {func(_ *testing.T, _ Session, e *Envelope) { e.Signatures[0].Sig[9] ^= 1 }, "not signed with this key"},
@@ -151,6 +151,16 @@ func TestChangesAfterAttestation(t *testing.T) {
 				t.Fatal(err)
 			}
 		}, "not about a session"},
+		"another policy": {func(t *testing.T, s Session, e *Envelope) {
+			statement, err := Describe(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			statement.Predicate.Policy = "strict"
+			if *e, err = statement.Sign(key); err != nil {
+				t.Fatal(err)
+			}
+		}, "says what the records don't"},
 		"another session": {func(t *testing.T, _ Session, e *Envelope) { _, *e = attested(t, key) }, "the attestation is about ses_"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -195,9 +205,9 @@ func TestNotAttested(t *testing.T) {
 		t.Errorf("a killed session: %+v, %v", p, err)
 	}
 	for want, s := range map[string]Session{
-		"it runs":           running,
-		"hash chain broken": editedSession(t, func(b []byte) []byte { return bytes.Replace(b, []byte("deny"), []byte("dens"), 1) }),
-		"has no records":    editedSession(t, func([]byte) []byte { return nil }),
+		"it is still running": running,
+		"hash chain broken":   editedSession(t, func(b []byte) []byte { return bytes.Replace(b, []byte("deny"), []byte("dens"), 1) }),
+		"has no records":      editedSession(t, func([]byte) []byte { return nil }),
 		"its first record is": editedSession(t, func(b []byte) []byte {
 			return bytes.Replace(b, []byte("session.created"), []byte("session.creates"), 1)[:bytes.IndexByte(b, '\n')+1]
 		}),
