@@ -275,7 +275,7 @@ func TestContents(t *testing.T) {
 	endpoint, got := startCollector(t)
 	_, records := run(t, endpoint, "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=SPAN_ONLY")
 	checkTree(t, got)
-	checkLogs(t, got, records, true)
+	checkLogs(t, got, records, false)
 	c := readConventions(t)
 	seen := map[string]bool{}
 	for _, s := range got.spans {
@@ -304,6 +304,13 @@ func TestContents(t *testing.T) {
 			t.Errorf("no %s has the contents", name)
 		}
 	}
+}
+
+// TestContentsOfLogs asks for contents everywhere: logs have the records' payloads.
+func TestContentsOfLogs(t *testing.T) {
+	endpoint, got := startCollector(t)
+	_, records := run(t, endpoint, "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true")
+	checkLogs(t, got, records, true)
 }
 
 // describe returns all texts of a span.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -40,16 +41,16 @@ func (s *session) emitLog(r record.Record, line []byte) {
 		attributes = append(attributes, attribute.String("caisson.turn.id", r.Turn))
 	}
 	out.AddAttributes(attributes...)
-	if s.content {
+	if s.logContent {
 		out.SetBody(attribute.StringValue(string(r.Payload)))
 	}
 	s.logger.Emit(s.turnContext(), out)
 }
 
-// severityOf is error for what ended the work, and warn for refusals and for
-// what a person should look at.
+// severityOf returns error for a lost sandbox, a failed session or leftovers, and
+// warn for refusals and what a person should check.
 func severityOf(p record.Payload) log.Severity {
-	severe := func(is bool) log.Severity {
+	warnIf := func(is bool) log.Severity {
 		if is {
 			return log.SeverityWarn
 		}
@@ -62,15 +63,15 @@ func severityOf(p record.Payload) log.Severity {
 		if p.Problem != nil || len(p.Left) > 0 {
 			return log.SeverityError
 		}
-		return severe(p.ExitStatus != 0 || len(p.HostExecuted) > 0 || len(p.Quarantined) > 0 || len(p.Cleared) > 0)
+		return warnIf(p.ExitStatus != 0 || len(p.HostExecuted) > 0 || len(p.Quarantined) > 0 || len(p.Cleared) > 0)
 	case record.SandboxStarted:
-		return severe(len(p.Attestation.Lost) > 0)
+		return warnIf(len(p.Attestation.Lost) > 0)
 	case record.SandboxRestarted:
 		return log.SeverityWarn
 	case record.ConfirmationRequested:
-		return severe(p.Dangerous != "")
+		return warnIf(p.Dangerous != "")
 	case record.ConfirmationResolved:
-		return severe(p.Decision != approval.DecisionAllow)
+		return warnIf(p.Decision != approval.DecisionAllow)
 	case record.ConfirmationAttempted, record.NetworkDenied, record.MCPServerFailed, record.MCPToolsChanged, record.MCPRequestRefused:
 		return log.SeverityWarn
 	}
@@ -138,8 +139,17 @@ func (s *session) eventAttributes(p record.Payload) []attribute.KeyValue {
 func createdAttributes(p record.SessionCreated) []attribute.KeyValue {
 	return []attribute.KeyValue{
 		keyProvider.String(providerName(p.Model.Provider)), keyRequestModel.String(p.Model.Model), attribute.String("caisson.policy", p.Policy),
-		attribute.String("caisson.workspace_mode", p.WorkspaceMode), attribute.String("caisson.image", p.Image),
+		attribute.String("caisson.workspace_mode", p.WorkspaceMode), attribute.String("caisson.image", imageName(p.Image)),
 	}
+}
+
+// imageName leaves out the path of an image that is in a file or directory.
+func imageName(image string) string {
+	switch scheme, _, _ := strings.Cut(image, ":"); scheme {
+	case "rootfs", "oci-layout", "docker-archive", "build":
+		return scheme
+	}
+	return image
 }
 
 // logExporter sends log records.

@@ -64,7 +64,9 @@ type Options struct {
 // It is safe for concurrent use. The caller must close it. A nil Exporter does
 // nothing.
 type Exporter struct {
-	content bool
+	// content and logContent report that spans and logs have content.
+	content, logContent bool
+
 	version string
 	parent  context.Context // with the remote parent, if any
 	tracer  trace.Tracer
@@ -103,7 +105,7 @@ func Open(ctx context.Context, o Options) (*Exporter, error) {
 		return nil, fmt.Errorf("describe the resource: %w", err)
 	}
 	e := &Exporter{
-		content: o.wantsContent(), version: o.Version, parent: context.Background(), tracer: noop.NewTracerProvider().Tracer(scope), warn: warn,
+		content: o.wantsContent(), logContent: o.wantsContent() && !strings.EqualFold(o.Getenv(envContent), "span_only"), version: o.Version, parent: context.Background(), tracer: noop.NewTracerProvider().Tracer(scope), warn: warn,
 		sessions: map[string]*session{},
 	}
 	if !o.NoParent {

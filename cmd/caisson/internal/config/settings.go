@@ -81,7 +81,7 @@ type File struct {
 	Programs              Programs         `yaml:"programs" doc:"absolute paths of programs that are neither beside the executable nor on PATH"`
 	Chat                  Chat             `yaml:"chat" doc:"how caisson chat behaves"`
 	Serve                 Serve            `yaml:"serve" doc:"settings of caisson serve; its sessions use the rest of the file"`
-	Telemetry             Telemetry        `yaml:"telemetry" doc:"export of spans and metrics by OTLP; OpenTelemetry's own variables override it"`
+	Telemetry             Telemetry        `yaml:"telemetry" doc:"export of spans, metrics and audit records by OTLP; OpenTelemetry's own variables override it"`
 	MCP                   MCPServers       `yaml:"mcpServers" doc:"MCP servers whose tools the model can load, by name; their tools prompt until policy.tools names them" each:"one server"`
 	MCPUse                Names            `yaml:"mcp_use" flag:"mcp" value:"NAMES" group:"Task" doc:"MCP servers that a session uses, or none; the default is all; separate them with commas in the flag"`
 	MCPEnv                Names            `yaml:"mcp_env" doc:"variables of caisson's own environment that the .mcp.json of a trusted workspace may refer to"`
