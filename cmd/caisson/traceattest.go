@@ -28,8 +28,9 @@ func newTraceAttestCommand(a *app) *cobra.Command {
 		Use: "attest [flags] SESSION", Short: "Sign what a session did, for others to verify", Args: oneSession,
 		Long: `Write a signed in-toto statement (DSSE envelope) about a session that has ended. Its subjects are
 workspace.patch and trace.jsonl in the session's directory; its predicate has the attestation of the
-sandbox, policy, model, limits, sources of the configuration, egress rules, counts of changes and refused
-calls, the exit status, and the hash of the last record. It has paths, but no text of messages, commands or files.
+sandbox, policy, model, limits, sources of the configuration, egress rules, counts of changes and
+refused calls, the exit status, and the hash of the last record. It has paths, but no text of messages,
+commands or files.
 
 Without --key, a new key signs and is forgotten: keep its public key where nobody can replace it. The
 private key must be outside of what commands in the session could read.
