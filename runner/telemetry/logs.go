@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -14,6 +13,7 @@ import (
 	logspb "go.opentelemetry.io/proto/otlp/logs/v1"
 	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
 
+	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools/approval"
 )
@@ -143,13 +143,17 @@ func createdAttributes(p record.SessionCreated) []attribute.KeyValue {
 	}
 }
 
-// imageName leaves out the path of an image that is in a file or directory.
+// imageName leaves out the path of an image that is in a file or directory, and
+// what is no reference.
 func imageName(image string) string {
-	switch scheme, _, _ := strings.Cut(image, ":"); scheme {
-	case "rootfs", "oci-layout", "docker-archive", "build":
-		return scheme
+	r, err := images.ParseReference(image)
+	switch {
+	case err != nil:
+		return unknownTool
+	case r.Scheme == images.SchemeHost, r.Scheme == images.SchemeName:
+		return image
 	}
-	return image
+	return string(r.Scheme)
 }
 
 // logExporter sends log records.
