@@ -73,6 +73,17 @@ func TestAttestationOfARun(t *testing.T) {
 		t.Errorf("a key in the workspace: %v\n%s", err, out)
 	}
 
+	for _, flag := range []string{"--public-key", "-o"} {
+		before, err := os.ReadFile(filepath.Join(home, "p256.key"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, failed := try(bin, "trace", "attest", "--key", "p256.key", flag, "./p256.key", "last")
+		if after, err := os.ReadFile(filepath.Join(home, "p256.key")); failed == nil || err != nil || !bytes.Equal(before, after) {
+			t.Fatalf("%s overwrites the private key: %v\n%s", flag, err, out)
+		}
+	}
+
 	for name, args := range map[string][]string{"P-256": {"--key", "p256.key"}, "Ed25519": {"--key", "ed25519.key"}, "new": nil} {
 		t.Run(name, func(t *testing.T) {
 			file, public := filepath.Join(home, name+".json"), filepath.Join(home, name+".pub")

@@ -43,6 +43,9 @@ caisson trace verify --attestation FILE --public-key KEY SESSION verifies it.
 			if f.Key == "" && f.PublicKey == "" {
 				return newUsageError("name a key with --key, or use --public-key FILE to sign with a new key")
 			}
+			if private := resolvePath(f.Key); f.Key != "" && private != "" && (private == resolvePath(f.PublicKey) || private == resolvePath(f.Output)) {
+				return newUsageError("%s is the private key: name another file with --public-key and -o", f.Key)
+			}
 			s, err := traceSession(a.environ, args[0])
 			if err != nil {
 				return err

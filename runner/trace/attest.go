@@ -41,15 +41,14 @@ const (
 type Envelope struct {
 	PayloadType string `json:"payloadType"`
 	Payload     []byte `json:"payload"`
-	// Signatures are of the payload and its type. One good one is enough. The IDs
-	// of keys are ignored.
+	// Signatures are of the payload and its type. One good one is enough.
 	Signatures []Signature `json:"signatures"`
 }
 
-// Signature is a signature in an [Envelope].
+// Signature is a signature in an [Envelope]. The ID of a key, which others write
+// there too, is only a hint.
 type Signature struct {
-	KeyID string `json:"keyid,omitempty"`
-	Sig   []byte `json:"sig"`
+	Sig []byte `json:"sig"`
 }
 
 // Statement is an in-toto statement: what a session recorded, and the files
