@@ -257,6 +257,39 @@ func TestOneAnswerCounts(t *testing.T) {
 	}
 }
 
+// TestLateAnswer keeps back what the server answers to a form until the stream has
+// brought the next question: the older page doesn't take the question away.
+func TestLateAnswer(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, map[string]string{"two": `
+  - calls: [{tool: shell, input: {command: "sleep 2; echo one"}}]
+  - calls: [{tool: shell, input: {command: "echo two"}}]
+  - text: Both ran.
+`})
+	id, _ := s.session("two", "run both")
+	b := s.tab(t, true).signIn("alice")
+	b.open("/s/" + id)
+	b.wait(b.cardReady())
+	get[bool](b, `window.send = fetch, window.fetch = async (...request) => {
+		const answer = await send(...request), text = await answer.text();
+		window.late = !text.includes("class=\"card");
+		await new Promise(deliver => window.deliver = deliver);
+		return {ok: answer.ok, url: answer.url, text: () => text};
+	}, true`)
+	b.click("#questions button[value=allow]")
+	b.says("#questions", "echo two")
+	b.wait("window.deliver")
+	if !get[bool](b, "late") {
+		t.Fatal("the form's answer has the second question already")
+	}
+	get[bool](b, "window.fetch = send, deliver(), true")
+	b.wait(b.cardReady())
+	b.says("#questions", "echo two")
+	b.click("#questions button[value=allow]")
+	b.says("#story", "Both ran.")
+	b.check()
+}
+
 // winner returns whose answer to the only question of a session counts.
 func (s *site) winner(id string) string {
 	s.t.Helper()

@@ -67,8 +67,10 @@ async function sendForm(form, path, button) {
 		const page = parsePage(await answer.text());
 		if (!answer.ok) return showProblem(form, page.getElementById("problem"));
 		if (!stays && (!story || new URL(answer.url).pathname !== location.pathname)) return location.assign(answer.url);
-		setState(page.getElementById("state"));
-		setQuestions(page.getElementById("questions"));
+		if (source?.readyState !== EventSource.OPEN) { // otherwise the stream may have told us newer things already
+			setState(page.getElementById("state"));
+			setQuestions(page.getElementById("questions"));
+		}
 		if (form.id === "message") {
 			form.reset();
 			$("message").querySelector(".row").replaceWith(page.querySelector("#message .row"));
