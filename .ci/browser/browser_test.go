@@ -91,7 +91,7 @@ func (b *buffer) String() string {
 	return b.b.String()
 }
 
-var openLine = regexp.MustCompile(`open (http://([a-z0-9]+\.)?caisson\.localhost:\d+/login\S*#[A-Z0-9-]+)`)
+var openLine = regexp.MustCompile(`open\s+(http://([a-z0-9]+\.)?caisson\.localhost:\d+/login\S*#[A-Z0-9-]+)`)
 
 // newHome makes a home whose configuration has the models that play turns, by name. The first
 // one in the alphabet is the server's own.

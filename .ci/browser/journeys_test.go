@@ -1,10 +1,12 @@
 package browser
 
 import (
+	"context"
 	"encoding/json"
 	"io"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -176,46 +178,100 @@ func (s *site) file(name string) string {
 	return string(text)
 }
 
+// chat starts a conversation in a terminal, and returns how to type a line there and how
+// to sign in to its page.
+func (s *site) chat(policy string) (say func(string), open func() *tab) {
+	s.t.Helper()
+	line := "stty cols 300; exec " + s.bin + " chat --plain --backend gvisor --mode overlay --model chat --policy " + policy
+	cmd := exec.CommandContext(context.WithoutCancel(s.t.Context()), "script", "-qfec", line, os.DevNull)
+	cmd.Dir, cmd.Env = s.workspace, s.env
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	cmd.Stdout, cmd.Stderr = s.log, s.log
+	if err := cmd.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	say = func(text string) {
+		s.t.Helper()
+		if _, err := io.WriteString(in, text+"\n"); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	s.t.Cleanup(func() {
+		say("/quit")
+		if err := cmd.Wait(); err != nil {
+			s.t.Errorf("%v\n%s", err, s.log)
+		}
+	})
+	opened := 0
+	return say, func() *tab {
+		s.t.Helper()
+		say("/open")
+		opened++
+		eventually(s.t, "it says where the page is", func() bool {
+			found := openLine.FindAllStringSubmatch(s.log.String(), -1)
+			if len(found) < opened {
+				return false
+			}
+			s.opened = found[opened-1][1]
+			return true
+		})
+		s.base, _, _ = strings.Cut(s.opened, "/login")
+		b := s.tab(s.t, true)
+		b.signInAt(s.opened)
+		return b
+	}
+}
+
 // TestTerminalInABrowser watches a conversation of a terminal after /open, journey 2.
 func TestTerminalInABrowser(t *testing.T) {
 	t.Parallel()
 	s := newHome(t, map[string]string{"chat": "  - text: First.\n  - text: Second.\n"})
-	cmd := s.command("chat", "--plain", "--backend", "gvisor", "--mode", "overlay", "--policy", "sandboxed", "--model", "chat")
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd.Stdout, cmd.Stderr = s.log, s.log
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = cmd.Process.Kill() }) // it has ended, unless the test failed
-	say := func(text string) {
-		t.Helper()
-		if _, err := io.WriteString(in, text+"\n"); err != nil {
-			t.Fatal(err)
-		}
-	}
+	say, open := s.chat("sandboxed")
 	say("hello")
 	eventually(t, "it answers", func() bool { return strings.Contains(s.log.String(), "First.") })
-	say("/open")
-	eventually(t, "it says where the page is", func() bool {
-		found := openLine.FindStringSubmatch(s.log.String())
-		if found != nil {
-			s.opened = found[1]
-			s.base, _, _ = strings.Cut(s.opened, "/login")
-		}
-		return found != nil
-	})
-	b := s.tab(t, true)
-	b.signInAt(s.opened)
+	b := open()
 	b.says("#story", "First.")
 	say("and more")
 	b.says("#story", "Second.") // without a reload
 	b.check()
-	say("/quit")
-	if err := cmd.Wait(); err != nil {
-		t.Errorf("%v\n%s", err, s.log)
+}
+
+// TestTerminalAndBrowsers answers a question in a terminal and in two browsers at once.
+// One answer counts, and the others see whose.
+func TestTerminalAndBrowsers(t *testing.T) {
+	t.Parallel()
+	s := newHome(t, map[string]string{"chat": "  - calls: [{tool: shell, input: {command: echo two}}]\n  - text: Done.\n"})
+	say, open := s.chat("default")
+	tabs := []*tab{open(), open()}
+	say("hello")
+	for _, b := range tabs {
+		b.wait(b.cardReady())
+	}
+	eventually(t, "the terminal asks", func() bool { return strings.Contains(s.log.String(), "? help >") })
+	var group sync.WaitGroup
+	group.Go(func() { say("n") })
+	for _, b := range tabs {
+		group.Go(func() {
+			_, _ = try[chromedp.Void](b, `document.querySelector("#questions button[value=deny]").click()`)
+		})
+	}
+	group.Wait()
+	for _, b := range tabs {
+		b.says("#story", "Done.")
+	}
+	_, id, _ := strings.Cut(get[string](tabs[0], "location.pathname"), "/s/")
+	winner := strings.TrimPrefix(s.winner(id), "user")
+	for _, b := range tabs {
+		b.says("#story .asked", winner)
+		b.check()
+	}
+	if winner != "terminal" {
+		eventually(t, "the terminal says whose answer counts", func() bool {
+			return strings.Contains(s.log.String(), "answered elsewhere: deny (once) by "+winner)
+		})
 	}
 }
 

@@ -19,7 +19,7 @@ import (
 
 // limitedModel is a model that calls a tool in each answer, unless it is offered none.
 type limitedModel struct {
-	requests atomic.Int64
+	requests, answered atomic.Int64
 	// bounds has the max_completion_tokens of the requests.
 	bounds []int64
 	// same makes all calls the same, silent leaves out the usage, and hang makes the
@@ -61,6 +61,7 @@ func newLimitedModel(t *testing.T, configure func(*limitedModel)) *limitedModel 
 		if len(req.Tools) == 0 {
 			message = `{"content":"So far."}`
 		}
+		m.answered.Add(1)
 		usage := fmt.Sprintf(`,"usage":{"prompt_tokens":%d,"completion_tokens":100}`, m.input)
 		if m.silent {
 			usage = ""
@@ -135,11 +136,11 @@ func TestEachLimitEndsARun(t *testing.T) {
 		},
 		"tokens":           {settings: "limits: {max_tokens: 40000}", profile: priced, want: record.Limit{Kind: limits.KindTokens, Limit: 40000}},
 		"cost":             {settings: "limits: {max_cost_usd: 0.04}", profile: priced, want: record.Limit{Kind: limits.KindCost, Limit: 40000}},
-		"wall time":        {settings: "limits: {timeout: 1s}", model: func(m *limitedModel) { m.hang = true }, want: record.Limit{Kind: limits.KindWallTime, Limit: 1000}, rounds: 1},
+		"wall time":        {settings: "limits: {timeout: 5s}", model: func(m *limitedModel) { m.hang = true }, want: record.Limit{Kind: limits.KindWallTime, Limit: 5000}, rounds: 1},
 		"session's calls":  {settings: "limits: {session: {max_tool_calls: 2}}", want: record.Limit{Kind: limits.KindToolCalls, Limit: 2}, rounds: 3, closed: true},
 		"session's tokens": {settings: "limits: {session: {max_tokens: 40000}}", profile: priced, want: record.Limit{Kind: limits.KindTokens, Limit: 40000}},
 		"session's cost":   {settings: "limits: {session: {max_cost_usd: 0.04}}", profile: priced, want: record.Limit{Kind: limits.KindCost, Limit: 40000}},
-		"session's time":   {settings: "limits: {session: {timeout: 1s}}", model: func(m *limitedModel) { m.hang = true }, want: record.Limit{Kind: limits.KindWallTime}, rounds: 1},
+		"session's time":   {settings: "limits: {session: {timeout: 5s}}", model: func(m *limitedModel) { m.hang = true }, want: record.Limit{Kind: limits.KindWallTime}, rounds: 1},
 		"tokens without a count": {
 			settings: "limits: {max_tokens: 60000}", profile: priced, model: func(m *limitedModel) { m.silent = true }, want: record.Limit{Kind: limits.KindTokens, Limit: 60000},
 		},
@@ -162,14 +163,10 @@ func TestEachLimitEndsARun(t *testing.T) {
 			if got.Kind != tt.want.Kind || got.Limit != tt.want.Limit && tt.want.Limit > 0 || got.Period != tt.want.Period || got.Profile != tt.want.Profile || (got.Until != nil) != (got.Period != "") {
 				t.Errorf("limit %+v, want %+v", got, tt.want)
 			}
-			requests := m.requests.Load()
 			if tt.rounds > 0 && r.end.Usage.Rounds != tt.rounds {
 				t.Errorf("%d rounds, want %d", r.end.Usage.Rounds, tt.rounds)
 			}
-			answered := requests
-			if m.hang {
-				answered--
-			}
+			answered := m.answered.Load()
 			if !m.silent && (r.end.Usage.InputTokens != answered*m.input || r.end.Usage.OutputTokens != answered*100 || answered == 0) {
 				t.Errorf("usage %+v of %d requests", r.end.Usage, answered)
 			}
