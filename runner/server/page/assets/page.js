@@ -62,12 +62,13 @@ async function sendForm(form, path, button) {
 	flash.replaceChildren();
 	const stays = tabs && form.closest("#state,#questions"); // the stream may take the form away
 	form.closest(".card")?.classList.add("mine");
+	const before = told;
 	try {
 		const answer = await fetch(path, {method: "POST", body: new URLSearchParams(new FormData(form, button))});
 		const page = parsePage(await answer.text());
 		if (!answer.ok) return showProblem(form, page.getElementById("problem"));
 		if (!stays && (!story || new URL(answer.url).pathname !== location.pathname)) return location.assign(answer.url);
-		if (source?.readyState !== EventSource.OPEN) { // otherwise the stream may have told us newer things already
+		if (told === before) { // otherwise the stream has told us what is newer, or will
 			setState(page.getElementById("state"));
 			setQuestions(page.getElementById("questions"));
 		}
@@ -432,6 +433,7 @@ function showFollow() {
 /* The stream. */
 
 let source = null, ended = false, last = 0, tries = 0, retry, lost;
+let told = 0; // how often the stream has told the state or the questions
 const base = tabs ? `/s/${tabs.dataset.session}` : "";
 
 function connect() {
@@ -513,10 +515,12 @@ const events = {
 		keepUp();
 	},
 	ask(html) {
+		told++;
 		setQuestions(parse(html).querySelector("#questions"));
 		keepUp();
 	},
 	state(html) {
+		told++;
 		setState(parse(html).querySelector("#state"));
 	},
 	end() {
