@@ -25,6 +25,7 @@ var (
 		return regexp.MustCompile(`^(\n\+?|[ \t\r>|:"',]|\\[nrt\\"]|→)*`)
 	})
 	pemDashes = []byte("-----BEGIN ")
+	pemMark   = []byte("[redacted:private key]")
 )
 
 // maxPEMMark bounds the first and the last line of a key, and maxPEMBytes a
@@ -42,8 +43,7 @@ const minPEMLine = 16
 // has no end, as in the output of head, all its lines are replaced. A first
 // line alone, as in a text about keys, is not a key.
 func redactPEM(text []byte) []byte {
-	var out []byte
-	done := 0
+	s := splicer{text: text}
 	for i := 0; ; {
 		at := bytes.Index(text[i:], pemDashes)
 		if at < 0 {
@@ -55,14 +55,10 @@ func redactPEM(text []byte) []byte {
 			i += len(pemDashes)
 			continue
 		}
-		out = append(append(out, text[done:i+from]...), "[redacted:private key]"...)
-		done = i + to
-		i = done
+		s.replace(i+from, i+to, pemMark)
+		i += to
 	}
-	if out == nil {
-		return text
-	}
-	return append(out, text[done:]...)
+	return s.result()
 }
 
 // pemBody returns the offsets of the lines between the first and the last one

@@ -71,17 +71,11 @@ func (r *Redactor) unfinishedAt(text []byte) int {
 }
 
 func (r *Redactor) replacePercent(text []byte) []byte {
-	spans := r.percentSpans(text)
-	if len(spans) == 0 {
-		return text
+	s := splicer{text: text}
+	for _, encoded := range r.percentSpans(text) {
+		s.replace(encoded.from, encoded.to, encoded.mark)
 	}
-	var out []byte
-	done := 0
-	for _, s := range spans {
-		out = append(append(out, text[done:s.from]...), s.mark...)
-		done = s.to
-	}
-	return append(out, text[done:]...)
+	return s.result()
 }
 
 // decodePercent decodes each %XX once. It returns nil if there is none.

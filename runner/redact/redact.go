@@ -89,17 +89,32 @@ func (r *Redactor) indexValues() {
 	}
 }
 
-func (r *Redactor) replaceKnown(text []byte) []byte {
-	var out []byte
-	done := 0
-	r.eachKnown(text, func(from, to int, mark []byte) {
-		out = append(append(out, text[done:from]...), mark...)
-		done = to
-	})
-	if out == nil {
-		return text
+// splicer copies a text with some pieces replaced.
+type splicer struct {
+	text []byte
+	out  []byte // nil until a piece is replaced
+	done int    // the end of the last one
+}
+
+// replace replaces text[from:to], which follows the pieces replaced before. with
+// is not empty.
+func (s *splicer) replace(from, to int, with []byte) {
+	s.out = append(append(s.out, s.text[s.done:from]...), with...)
+	s.done = to
+}
+
+// result returns the text itself if nothing was replaced.
+func (s *splicer) result() []byte {
+	if s.out == nil {
+		return s.text
 	}
-	return append(out, text[done:]...)
+	return append(s.out, s.text[s.done:]...)
+}
+
+func (r *Redactor) replaceKnown(text []byte) []byte {
+	s := splicer{text: text}
+	r.eachKnown(text, s.replace)
+	return s.result()
 }
 
 // eachKnown calls found for each value in text, in order.
@@ -133,8 +148,7 @@ func quotedInner(text string) string {
 // finds a key whatever its escapes, such as in a model's arguments. The result
 // is still JSON. It treats a text that is not JSON as Bytes does.
 func (r *Redactor) JSON(text []byte) []byte {
-	var out []byte // nil if nothing has changed
-	done := 0
+	s := splicer{text: text}
 	for i := 0; i < len(text); i++ {
 		if text[i] != '"' {
 			continue
@@ -144,15 +158,11 @@ func (r *Redactor) JSON(text []byte) []byte {
 			return r.Bytes(text)
 		}
 		if safe, changed := r.redactLiteral(text[i : i+end]); changed {
-			out = append(append(out, text[done:i]...), safe...)
-			done = i + end
+			s.replace(i, i+end, safe)
 		}
 		i += end - 1
 	}
-	if out == nil {
-		return text
-	}
-	return append(out, text[done:]...)
+	return s.result()
 }
 
 // stringEnd returns the length of the JSON string at the start of text, with
@@ -223,11 +233,12 @@ func (r *Redactor) redactAfter(before, text []byte) []byte {
 // lookBehind is the number of bytes before a key that are examined.
 const lookBehind = 40
 
+var keyMark = []byte("[redacted:key]")
+
 // replaceKeys replaces keys of well-known shapes. The regular expression runs
 // only where a key may begin: every task-list and disk-image contains "sk-".
 func (r *Redactor) replaceKeys(before, text []byte) []byte {
-	var out []byte
-	done := 0
+	s := splicer{text: text}
 	for i := 0; i < len(text); i++ {
 		if !keyBegins(text[i:]) {
 			continue
@@ -247,14 +258,10 @@ func (r *Redactor) replaceKeys(before, text []byte) []byte {
 		if at == nil {
 			continue
 		}
-		out = append(append(out, text[done:i]...), "[redacted:key]"...)
-		done = i + at[1]
-		i = done - 1
+		s.replace(i, i+at[1], keyMark)
+		i += at[1] - 1
 	}
-	if out == nil {
-		return text
-	}
-	return append(out, text[done:]...)
+	return s.result()
 }
 
 func keyBegins(text []byte) bool {
