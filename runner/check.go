@@ -127,11 +127,11 @@ func (s *Session) Verify(ctx context.Context, o VerifyOptions) (v record.Verific
 	out := &limits.Tail{Size: maxVerifyOutput}
 	defer func() {
 		redactor := redact.New(s.opts.Secrets)
-		kept := []byte(out.String())
-		v.Output, files = string(redactor.Bytes(kept)), redactor.Bytes(files)
+		kept := out.String()
+		v.Output, files = redactor.Text(kept), redactor.Bytes(files)
 		v.OutputOmitted, v.WallMS = out.Total()-int64(len(kept)), time.Since(began).Milliseconds()
 		if err != nil {
-			v.Passed, v.Error = false, string(redactor.Bytes([]byte(err.Error())))
+			v.Passed, v.Error = false, redactor.Text(err.Error())
 		}
 	}()
 	verifier, err := s.openVerifier(ctx)

@@ -234,10 +234,9 @@ func originPolicy(o Options, rawURL string) (*rule.Policy, error) {
 func newMCPServers(s *Session) (*mcpServers, error) {
 	m := &mcpServers{s: s, servers: map[string]*mcpServer{}, started: make(chan struct{})}
 	m.ctx, m.cancel = context.WithCancelCause(context.Background())
-	redactor := redact.New(s.opts.Secrets)
 	o := mcp.Options{
 		Launch: m.launch, HTTPClient: m.httpClient, Tokens: s.opts.MCP.Tokens, Register: s.tools.Register, Unregister: func(name tools.Name) { s.tools.Unregister(string(name)) },
-		Report: m.report, Roots: "file://" + s.opts.mountPoint(), Redact: func(text string) string { return string(redactor.Bytes([]byte(text))) },
+		Report: m.report, Roots: "file://" + s.opts.mountPoint(), Redact: redact.New(s.opts.Secrets).Text,
 		Version: s.opts.Version, Log: s.log,
 	}
 	for _, one := range s.servers {

@@ -122,8 +122,7 @@ func (s *Session) describeProblem(r Report) *record.Problem {
 		return nil
 	}
 	redactor := redact.New(s.opts.Secrets)
-	clean := func(text string) string { return string(redactor.Bytes([]byte(text))) }
-	return &record.Problem{Cause: clean(s.opts.describeCause(f, r, failure)), Hint: clean(s.opts.hint(f))}
+	return &record.Problem{Cause: redactor.Text(s.opts.describeCause(f, r, failure)), Hint: redactor.Text(s.opts.hint(f))}
 }
 
 // findFault returns the fault of a session; its Kind is "" if there is none. failure is the last

@@ -112,12 +112,7 @@ func (t toolset) workerTools(fetched tools.Factory) []tools.Factory {
 }
 
 func (t toolset) memoryTools() []tools.Factory {
-	redact := redact.New(t.opts.Secrets)
-	return memory.Factories(memory.Options{
-		Store:  t.opts.Memory,
-		Redact: func(text string) string { return string(redact.Bytes([]byte(text))) },
-		Warn:   t.events.recordWarning,
-	})
+	return memory.Factories(memory.Options{Store: t.opts.Memory, Redact: redact.New(t.opts.Secrets).Text, Warn: t.events.recordWarning})
 }
 
 // newDefiner returns a toolset for definitions alone.

@@ -85,7 +85,7 @@ func (c *client) callTool(ctx context.Context, p *mcp.CallToolParamsRaw) (*mcp.C
 			out.Content = append(out.Content, &mcp.ImageContent{Data: b.Image, MIMEType: b.MediaType})
 			continue
 		}
-		out.Content = append(out.Content, &mcp.TextContent{Text: string(s.Redact.Bytes([]byte(b.Text)))})
+		out.Content = append(out.Content, &mcp.TextContent{Text: s.Redact.Text(b.Text)})
 	}
 	if !slices.ContainsFunc(s.Runner.OfferedTools(), func(def tools.Definition) bool { return def.Name.Same(tools.Name(p.Name)) }) {
 		return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: textOf(out)}

@@ -224,6 +224,9 @@ func unquote(quoted []byte) ([]byte, bool) {
 // Bytes returns text without secrets. It does not change text.
 func (r *Redactor) Bytes(text []byte) []byte { return r.redactAfter(nil, text) }
 
+// Text returns text without secrets.
+func (r *Redactor) Text(text string) string { return string(r.Bytes([]byte(text))) }
+
 // redactAfter is like Bytes for a text that follows before, which decides
 // whether a key can begin at its start.
 func (r *Redactor) redactAfter(before, text []byte) []byte {

@@ -71,7 +71,7 @@ func NewExecutor(sandbox *Sandbox, o ExecutorOptions) *Executor {
 	}
 	x.background = &backgrounds{x: x, ended: o.RecordBackground, log: o.Log, all: map[string]*background{}}
 	sandbox.services = serviceBounds{
-		waitRecorded: o.WaitRecorded, redact: func(text string) string { return string(x.spill.redact.Bytes([]byte(text))) },
+		waitRecorded: o.WaitRecorded, redact: x.spill.redact.Text,
 		watchDisk: func(ctx context.Context, g *generation) (context.Context, func()) {
 			return x.disk.WatchContext(ctx, g.bounds...)
 		},

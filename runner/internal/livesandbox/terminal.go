@@ -202,7 +202,7 @@ func (b *backgrounds) show(j *background, screen bool) (s shell.Shown) {
 		if err := j.terminal.draw(&s); err != nil {
 			s.Undrawn = err.Error()
 		}
-		s.Screen = string(b.x.spill.redact.Bytes([]byte(s.Screen)))
+		s.Screen = b.x.spill.redact.Text(s.Screen)
 	}
 	return s
 }
