@@ -151,7 +151,7 @@ func (u *userCommands) runCommand(ctx context.Context, c UserCommand, client str
 	}
 	result := UserResult{Status: exit.Status, Killed: exit.Kill.Killed, Left: exit.Kill.Left}
 	if u.offline && !exit.Status.Success() {
-		result.NeedsPreset = preset.NeededBy(out.tail, errOut.tail)
+		result.NeedsPreset = preset.NeededBy([]byte(out.tail.String()), []byte(errOut.tail.String()))
 	}
 	return result, nil
 }
@@ -249,11 +249,10 @@ func (e *UserCommandError) Unwrap() error { return e.Err }
 
 // counted counts and hashes what is written through it.
 type counted struct {
-	to    io.Writer
-	mu    sync.Mutex
-	sum   hash.Hash
-	total int64
-	tail  []byte // the last maxCountedTail bytes, at least
+	to   io.Writer
+	mu   sync.Mutex
+	sum  hash.Hash
+	tail limits.Tail
 }
 
 // maxCountedTail bounds the end of the output that is searched for a missing network.
@@ -263,26 +262,22 @@ func newCounted(w io.Writer) *counted {
 	if w == nil {
 		w = io.Discard
 	}
-	return &counted{to: w, sum: sha256.New()}
+	return &counted{to: w, sum: sha256.New(), tail: limits.Tail{Size: maxCountedTail}}
 }
 
 func (c *counted) Write(p []byte) (int, error) {
 	n, err := c.to.Write(p)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.total += int64(n)
 	c.sum.Write(p[:n])
-	c.tail = append(c.tail, p[max(0, n-maxCountedTail):n]...)
-	if over := len(c.tail) - maxCountedTail; over > maxCountedTail {
-		c.tail = slices.Delete(c.tail, 0, over)
-	}
+	_, _ = c.tail.Write(p[:n]) // never fails
 	return n, err
 }
 
 func (c *counted) recordStream() record.UserStream {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return record.UserStream{Bytes: c.total, SHA256: hex.EncodeToString(c.sum.Sum(nil))}
+	return record.UserStream{Bytes: c.tail.Total(), SHA256: hex.EncodeToString(c.sum.Sum(nil))}
 }
 
 func argStrings(argv [][]byte) []string {

@@ -7,9 +7,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
@@ -117,11 +117,15 @@ type capture struct {
 	spill   *spiller
 
 	head []byte
-	tail []byte // grows to twice its size before it is cut
+	tail limits.Tail
 	file *os.File
 	safe *redact.Writer // writes to file
 	name string
 	full bool // nothing more is spilled
+}
+
+func (s *spiller) newCapture(command int, stream string, watch io.Writer) *capture {
+	return &capture{command: command, stream: stream, watch: watch, spill: s, tail: limits.Tail{Size: captureBytes}}
 }
 
 // Write takes a piece of output. It never fails: output that can't be spilled is still shown.
@@ -142,13 +146,7 @@ func (c *capture) Write(p []byte) (int, error) {
 		c.spillPiece(before)
 		c.spillPiece(p)
 	}
-	if len(rest) == 0 {
-		return len(p), nil
-	}
-	c.tail = append(c.tail, rest...)
-	if len(c.tail) > 2*captureBytes {
-		c.tail = append(c.tail[:0], c.tail[len(c.tail)-captureBytes:]...)
-	}
+	_, _ = c.tail.Write(rest) // never fails
 	return len(p), nil
 }
 
@@ -175,11 +173,11 @@ func (c *capture) spillPiece(p []byte) {
 // finishCapture ends the capture. It appends the tail that the guest kept.
 func (c *capture) finishCapture(s sandbox.Stream) shell.Capture {
 	out := shell.Capture{Head: c.head, Total: s.Total, SHA256: s.SHA256, Spill: c.name}
-	tail := c.tail
-	if gap := s.Total - s.Live - int64(len(s.Tail)); gap > 0 {
-		tail = nil
+	var tail []byte
+	if gap := s.Total - s.Live - int64(len(s.Tail)); gap <= 0 {
+		tail = append(tail, c.tail.String()...)
 	}
-	tail = append(slices.Clip(tail), s.Tail...)
+	tail = append(tail, s.Tail...)
 	if over := len(tail) - captureBytes; over > 0 {
 		tail = tail[over:]
 	}

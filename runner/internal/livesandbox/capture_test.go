@@ -43,7 +43,7 @@ func TestCaptureKeepsBothEnds(t *testing.T) {
 			}
 			whole := numbered(tc.live + tc.cut + tc.tail)
 			var watched bytes.Buffer
-			c := &capture{stream: "stdout", watch: &watched, spill: newSpiller(dir, nil)}
+			c := newSpiller(dir, nil).newCapture(1, "stdout", &watched)
 			for rest := whole[:tc.live]; len(rest) > 0; {
 				n := min(tc.pieces, len(rest))
 				if got, err := c.Write(rest[:n]); got != n || err != nil {
@@ -94,7 +94,7 @@ func TestSpillingIsBounded(t *testing.T) {
 	s := newSpiller(dir, nil)
 	s.left = 3 * captureBytes
 	for range 3 {
-		c := &capture{stream: "stdout", watch: io.Discard, spill: s}
+		c := s.newCapture(0, "stdout", io.Discard)
 		_, _ = c.Write(numbered(captureBytes))
 		_, _ = c.Write(numbered(captureBytes))
 		c.finishCapture(sandbox.Stream{Total: 2 * captureBytes, Live: 2 * captureBytes})

@@ -117,8 +117,8 @@ func (x *Executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, er
 	done := x.sandbox.copy.beginUse()
 	defer done()
 	command := x.spill.nextCommand()
-	stdout := &capture{command: command, stream: "stdout", watch: cmd.Stdout, spill: x.spill}
-	stderr := &capture{command: command, stream: "stderr", watch: cmd.Stderr, spill: x.spill}
+	stdout := x.spill.newCapture(command, "stdout", cmd.Stdout)
+	stderr := x.spill.newCapture(command, "stderr", cmd.Stderr)
 	watched, stop := x.disk.WatchContext(ctx, g.bounds...)
 	defer stop()
 	start := cmd.Command
