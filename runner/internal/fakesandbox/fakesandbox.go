@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -117,7 +118,7 @@ func (b *Sandbox) startService(ctx context.Context) error {
 			return err
 		}
 	}
-	s := &serviceProcess{done: make(chan struct{})}
+	s := &serviceProcess{output: limits.Tail{Size: 1 << 20}, done: make(chan struct{})}
 	p, err := b.Start(life, sandbox.Command{Argv: spec.Args, Stdout: &s.output})
 	if err != nil {
 		return err
@@ -131,7 +132,7 @@ func (b *Sandbox) startService(ctx context.Context) error {
 }
 
 type serviceProcess struct {
-	output output
+	output limits.Tail
 	done   chan struct{}
 	exit   sandbox.Exit
 	err    error
@@ -147,23 +148,7 @@ func (s *serviceProcess) Wait() (sandbox.Exit, error) {
 func (s *serviceProcess) Done() <-chan struct{} { return s.done }
 
 // Output returns what the service wrote.
-func (s *serviceProcess) Output() string {
-	s.output.mu.Lock()
-	defer s.output.mu.Unlock()
-	return s.output.text
-}
-
-type output struct {
-	mu   sync.Mutex
-	text string
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.text += string(p)
-	return len(p), nil
-}
+func (s *serviceProcess) Output() string { return s.output.String() }
 
 // RequireGone fails the test if a sandbox still runs.
 func (f *Backend) RequireGone(t *testing.T) {
@@ -249,25 +234,23 @@ func (b *Sandbox) View() workspace.View {
 		return nil
 	}
 	if b.State() == sandbox.StateStopped {
-		return LostView{}
+		return lostView{}
 	}
 	r, err := workspace.NewReader(b.Dir, workspace.ReaderOptions{HostPath: b.Spec.Workspace.Path, ContainerPath: b.Spec.Workspace.MountPoint()})
 	if err != nil {
-		return LostView{}
+		return lostView{}
 	}
 	return r
 }
 
-// LostView is the view of a sandbox that has ended.
-type LostView struct{ workspace.View }
+// lostView is the view of a sandbox that has ended. Tests call no other methods.
+type lostView struct{ workspace.View }
 
-// ReadFile fails with sandbox.ErrLost.
-func (LostView) ReadFile(context.Context, string, int64, int64) (workspace.File, error) {
+func (lostView) ReadFile(context.Context, string, int64, int64) (workspace.File, error) {
 	return workspace.File{}, fmt.Errorf("read: %w", sandbox.ErrLost)
 }
 
-// Scope fails with sandbox.ErrLost.
-func (LostView) Scope(context.Context, string) error { return fmt.Errorf("scope: %w", sandbox.ErrLost) }
+func (lostView) Scope(context.Context, string) error { return fmt.Errorf("scope: %w", sandbox.ErrLost) }
 
 // Service returns the service, which a script runs.
 func (b *Sandbox) Service() sandbox.ServiceProcess {
@@ -385,7 +368,7 @@ func (p *process) Wait() (sandbox.Exit, error) {
 }
 
 type counter struct {
-	w interface{ Write([]byte) (int, error) }
+	w io.Writer
 	n int64
 }
 
