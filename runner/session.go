@@ -222,7 +222,7 @@ func (s *Session) newTracker(images *changes.Preimages) (tracker.Tracker, error)
 	w := s.opts.Workspace
 	o := tracker.Options{
 		Session: s.opts.Dir.Session, Dir: s.dir, Path: w.Path, Workspace: w.Dir, Original: s.original, Sandbox: s.sandbox, Images: images, NoDiffs: s.opts.NoDiffs, Log: s.log,
-		Submounts: s.opts.Submounts, Git: s.opts.Git, Owner: func() (int, bool) { return ownerOf(w.Dir) }, Change: s.exec.ApplyAnywhere, Warn: s.events.recordWarning, Repeated: s.endRepeating,
+		Submounts: s.opts.Submounts, Git: s.opts.Git, Change: s.exec.ApplyAnywhere, Warn: s.events.recordWarning, Repeated: s.endRepeating,
 		User: s.opts.User.Name, Force: s.opts.Force, Mode: s.opts.Mode, CopyBytes: s.opts.CopyBytes, CopyEntries: s.opts.CopyEntries,
 	}
 	switch from := s.opts.from; {
@@ -244,7 +244,6 @@ func (s *Session) newTracker(images *changes.Preimages) (tracker.Tracker, error)
 		}
 		of := o
 		of.Path, of.Target, of.Workspace, of.Original, of.Submounts = m.Path, m.Target, m.Dir, reader, nil
-		of.Owner = func() (int, bool) { return ownerOf(m.Dir) }
 		mounts = append(mounts, of)
 	}
 	return tracker.WithMounts(tracker.NewBind(o), mounts), nil

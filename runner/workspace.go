@@ -248,14 +248,6 @@ func (w *Workspace) CheckOwner(callerOwnsFiles bool) error {
 	return &WorkspaceError{Op: "own", Path: w.Path, Err: &OwnerError{Owner: owner, User: self}}
 }
 
-func ownerOf(dir *os.File) (uid int, known bool) {
-	info, err := dir.Stat()
-	if err != nil {
-		return 0, false
-	}
-	return fileOwner(info), true
-}
-
 func mayOwn(owner, self int, accept bool) bool { return owner == self || self == 0 || accept }
 
 func fileOwner(info fs.FileInfo) int { return int(info.Sys().(*syscall.Stat_t).Uid) }

@@ -50,7 +50,7 @@ var errSlow = errors.New("no answer in time")
 // errTurnsOver cancels looks that the one at the end replaces.
 var errTurnsOver = errors.New("the turns are over")
 
-// Options configures a [Quarantine]. Reader, Owner, Change, Renew and Log are required.
+// Options configures a [Quarantine]. Reader, Change, Renew and Log are required.
 type Options struct {
 	// Reader reads the workspace; Submounts are accepted mounts in it.
 	Reader    *workspace.Reader
@@ -59,7 +59,6 @@ type Options struct {
 	// Unguarded reports that no mounts protect the directory's own repository, so that it is
 	// compared like the ones below it. Git is then ignored.
 	Unguarded bool
-	Owner     func() (uid int, known bool)
 	// Change makes a change inside the sandbox. Renew replaces the sandbox with one without
 	// protected mounts.
 	Change func(context.Context, workspace.Op) (workspace.Change, error)
@@ -427,19 +426,19 @@ func (q *Quarantine) noteUnread(ctx context.Context, dir string, cause error) {
 		return
 	}
 	st, err := q.opts.Reader.StatEntry(ctx, dir)
-	if err != nil || closedOf(st) != was || q.isSearchable(was) {
+	if err != nil || closedOf(st) != was || q.isSearchable(ctx, was) {
 		q.addFailure(record.Quarantined{Path: dir, Why: whyClosed})
 	}
 }
 
 // isSearchable reports whether commands, which have the identity of the workspace's owner, could
 // enter a directory without changing its mode.
-func (q *Quarantine) isSearchable(d closedDirectory) bool {
-	owner, known := q.opts.Owner()
-	if !known {
+func (q *Quarantine) isSearchable(ctx context.Context, d closedDirectory) bool {
+	top, err := q.opts.Reader.StatEntry(ctx, ".")
+	if err != nil {
 		return true
 	}
-	if uint32(owner) == d.uid { //nolint:gosec // a uid
+	if top.UID == d.uid {
 		return d.mode&ownerSearch != 0
 	}
 	return d.mode&0o011 != 0

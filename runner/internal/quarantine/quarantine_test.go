@@ -59,7 +59,6 @@ func (b *bench) opened() *Quarantine {
 	writer := workspace.NewWriter(held, workspace.WriterOptions{})
 	return New(Options{
 		Reader: reader, Submounts: b.submounts, Git: b.git, Log: zap.NewNop(),
-		Owner:    func() (int, bool) { return os.Geteuid(), true },
 		Repeated: func(path string) { b.repeated = append(b.repeated, path) },
 		Renew: func() error {
 			b.renewed++
@@ -510,12 +509,13 @@ func TestSearchable(t *testing.T) {
 		{uid: self, mode: 0o100}: true, {uid: self, mode: 0o677}: false,
 		{uid: other, mode: 0o010}: true, {uid: other, mode: 0o001}: true, {uid: other, mode: 0o766}: false,
 	} {
-		if got := q.isSearchable(d); got != want {
+		if got := q.isSearchable(t.Context(), d); got != want {
 			t.Errorf("%+v: %t", d, got)
 		}
 	}
-	q.opts.Owner = func() (int, bool) { return 0, false }
-	if !q.isSearchable(closedDirectory{uid: self}) {
+	ended, cancel := context.WithCancelCause(t.Context())
+	cancel(nil)
+	if !q.isSearchable(ended, closedDirectory{uid: self}) {
 		t.Error("a directory counts as closed to commands where their user is not known")
 	}
 }

@@ -50,7 +50,7 @@ func newBind(o Options, renew func() error) *bindTracker {
 	b := &bindTracker{
 		recording: newRecording(), Options: o, passTime: ScanTime, repositories: make(chan struct{}), looked: make(chan struct{}),
 		quarantine: quarantine.New(quarantine.Options{
-			Reader: o.Original, Submounts: o.Submounts, Git: o.Git, Unguarded: o.Target != "", Owner: o.Owner, Change: o.Change, Renew: renew, Repeated: o.Repeated, Log: o.Log,
+			Reader: o.Original, Submounts: o.Submounts, Git: o.Git, Unguarded: o.Target != "", Change: o.Change, Renew: renew, Repeated: o.Repeated, Log: o.Log,
 		}),
 		privileges: &privilegeCheck{reader: o.Original, log: o.Log},
 	}

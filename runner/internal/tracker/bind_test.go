@@ -1,7 +1,6 @@
 package tracker
 
 import (
-	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -31,7 +30,7 @@ func newTestBind(t *testing.T, dir string) (path string, b *bindTracker) {
 	box.MarkTouched()
 	b = newBind(Options{
 		Session: "ses_1", Dir: dir, Workspace: opened, Path: path, Original: reader, Sandbox: box, Log: zap.NewNop(),
-		Owner: func() (int, bool) { return os.Getuid(), true }, Warn: func(string) {},
+		Warn: func(string) {},
 	}, func() error { return nil })
 	return path, b
 }

@@ -139,7 +139,6 @@ type Options struct {
 	// Submounts are accepted mounts in the workspace, and Git is the mode of its repositories.
 	Submounts []string
 	Git       sandbox.GitMode
-	Owner     func() (uid int, known bool)
 	// Change changes the workspace, in a fresh sandbox if necessary.
 	Change func(context.Context, workspace.Op) (workspace.Change, error)
 	Warn   func(message string)
