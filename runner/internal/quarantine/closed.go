@@ -22,18 +22,10 @@ const (
 // errClosedBefore means that the directory may be as the user left it.
 var errClosedBefore = errors.New("it could not be looked into when the session began")
 
-// closedDirectories opens directories whose modes prevent finding or renaming a repository,
-// which a command can do to its own directories. It opens them for their owner inside the
-// sandbox, under the identity that made them, and closes them again. Directories of other users
-// stay as they are: commands can't have made them.
-type closedDirectories struct {
-	set func(ctx context.Context, dir string, mode uint32, add bool) (was uint32, err error)
-	log *zap.Logger
-}
-
-func (q *Quarantine) closedDirectories() *closedDirectories {
-	return &closedDirectories{set: q.setMode, log: q.opts.Log}
-}
+// The mode of a directory can prevent finding or renaming a repository in it, which a command
+// can do to its own directories. Such directories are opened for their owner inside the sandbox,
+// under the identity that made them, and closed again. Directories of other users stay as they
+// are: commands can't have made them.
 
 // openDirectory makes a directory accessible to the scan, unless it was closed when the session
 // began.
@@ -41,15 +33,15 @@ func (q *Quarantine) openDirectory(ctx context.Context, dir string) (restore fun
 	if !q.found.coversPath(path.Join(dir, "entry")) {
 		return nil, errClosedBefore
 	}
-	return q.closedDirectories().addPermissions(ctx, dir, ownerAll)
+	return q.addPermissions(ctx, dir, ownerAll)
 }
 
 // addPermissions adds permission bits of the owner to a directory. Unless it fails, the caller
 // must call restore.
-func (c *closedDirectories) addPermissions(ctx context.Context, dir string, bits uint32) (restore func(), err error) {
-	was, err := c.set(ctx, dir, bits, true)
+func (q *Quarantine) addPermissions(ctx context.Context, dir string, bits uint32) (restore func(), err error) {
+	was, err := q.setMode(ctx, dir, bits, true)
 	if err != nil {
-		c.log.Warn("open directory for a scan", zap.String("path", dir), zap.Error(err))
+		q.opts.Log.Warn("open directory for a scan", zap.String("path", dir), zap.Error(err))
 		return nil, err
 	}
 	if was&bits == bits {
@@ -58,17 +50,17 @@ func (c *closedDirectories) addPermissions(ctx context.Context, dir string, bits
 	return func() {
 		ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), restoreTime, errSlow)
 		defer cancel()
-		if _, err := c.set(ctx, dir, was, false); err != nil {
-			c.log.Warn("close directory again", zap.String("path", dir), zap.Error(err))
+		if _, err := q.setMode(ctx, dir, was, false); err != nil {
+			q.opts.Log.Warn("close directory again", zap.String("path", dir), zap.Error(err))
 		}
 	}, nil
 }
 
 // openParents makes the directory of p writable and the directories above it searchable.
-func (c *closedDirectories) openParents(ctx context.Context, p string) (restore func()) {
+func (q *Quarantine) openParents(ctx context.Context, p string) (restore func()) {
 	var undo []func()
 	open := func(dir string, bits uint32) {
-		if restore, err := c.addPermissions(ctx, dir, bits); err == nil {
+		if restore, err := q.addPermissions(ctx, dir, bits); err == nil {
 			undo = append(undo, restore)
 		}
 	}

@@ -9,6 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // fakeModes are the directories that changes inside the sandbox would affect.
@@ -17,27 +19,28 @@ type fakeModes struct {
 	set   []string // the changes, in order
 }
 
-func (f *fakeModes) setMode(_ context.Context, dir string, mode uint32, add bool) (uint32, error) {
-	was, ok := f.modes[dir]
+func (f *fakeModes) change(_ context.Context, op workspace.Op) (workspace.Change, error) {
+	was, ok := f.modes[op.Path]
 	if !ok {
-		return 0, fs.ErrPermission
+		return workspace.Change{}, fs.ErrPermission
 	}
-	if add {
+	mode := op.Mode
+	if op.Add {
 		mode |= was
 	}
-	f.modes[dir] = mode
+	f.modes[op.Path] = mode
 	if mode != was {
-		f.set = append(f.set, fmt.Sprintf("%s %o", dir, mode))
+		f.set = append(f.set, fmt.Sprintf("%s %o", op.Path, mode))
 	}
-	return was, nil
+	return workspace.Change{Mode: was}, nil
 }
 
 // TestDirectoriesAboveAreOpened from the top, as far as a rename needs it, and closed from below.
 func TestDirectoriesAboveAreOpened(t *testing.T) {
 	core, logs := observer.New(zap.WarnLevel)
 	f := &fakeModes{modes: map[string]uint32{".": 0o600, "a": 0o555, "a/b": 0o055}}
-	c := &closedDirectories{set: f.setMode, log: zap.New(core)}
-	c.openParents(t.Context(), "a/b/.git")()
+	q := New(Options{Change: f.change, Log: zap.New(core)})
+	q.openParents(t.Context(), "a/b/.git")()
 	want := []string{". 700", "a/b 155", "a/b 755", "a/b 155", "a/b 55", ". 600"}
 	if diff := cmp.Diff(want, f.set); diff != "" {
 		t.Errorf("modes set (-want +got):\n%s", diff)
@@ -45,7 +48,7 @@ func TestDirectoriesAboveAreOpened(t *testing.T) {
 	if logs.Len() > 0 {
 		t.Errorf("logged %v", logs.All())
 	}
-	restore := c.openParents(t.Context(), "a/foreign/.git") // not even there
+	restore := q.openParents(t.Context(), "a/foreign/.git") // not even there
 	f.modes = nil
 	restore()
 	if got := logs.FilterMessage("close directory again").Len(); got != 1 {

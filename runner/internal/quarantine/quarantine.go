@@ -364,7 +364,7 @@ func (q *Quarantine) renamePath(ctx context.Context, p, why string) string {
 	op := workspace.Op{Kind: workspace.OpRename, Path: p, To: to.To}
 	_, err := q.opts.Change(ctx, op)
 	if isDenied(err) {
-		restore := q.closedDirectories().openParents(ctx, p)
+		restore := q.openParents(ctx, p)
 		_, err = q.opts.Change(ctx, op)
 		restore()
 	}
