@@ -53,7 +53,9 @@ func (f *FileStates) Compare(ctx context.Context, r *workspace.Reader, images *P
 			changed.Size = c.stat.Size
 		}
 		list.addChange(changed)
-		list.addExecuted(listExecuted(changed, c.target)...)
+		if h, ok := hostExecuted(changed, c.target); ok {
+			list.addExecuted(h)
+		}
 	})
 	list.sortLists()
 	d := Differences{Incomplete: f.isIncomplete() || !whole}
@@ -74,7 +76,9 @@ func (d Differences) WithMount(target string, of Differences) Differences {
 		c.Path = PathInMount(target, c.Path)
 		list.addChange(c)
 	}
-	list.addExecuted(d.HostExecuted...)
+	for _, h := range d.HostExecuted {
+		list.addExecuted(h)
+	}
 	for _, h := range of.HostExecuted {
 		h.Path = PathInMount(target, h.Path)
 		list.addExecuted(h)
@@ -140,12 +144,15 @@ func HostExecuted(c *overlay.Changes, o overlay.ApplyOptions) []record.HostExecu
 	out := []record.HostExecuted{}
 	for i := range c.List {
 		change := &c.List[i]
-		switch {
-		case o.LeavesOut(change), !change.File(), !change.Git && slices.Contains(strings.Split(change.Path, "/"), ".git"):
-		case change.LinkOut:
-			out = append(out, record.HostExecuted{Path: change.Path, By: bySymlink, Target: change.Target, Added: change.Kind == overlay.Added})
-		default:
-			out = append(out, hostExecuted([]record.Changed{{Path: change.Path, Change: string(change.Kind)}})...)
+		if o.LeavesOut(change) || !change.File() || !change.Git && slices.Contains(strings.Split(change.Path, "/"), ".git") {
+			continue
+		}
+		target := ""
+		if change.LinkOut {
+			target = change.Target
+		}
+		if h, ok := hostExecuted(record.Changed{Path: change.Path, Change: string(change.Kind)}, target); ok {
+			out = append(out, h)
 		}
 	}
 	return out

@@ -232,18 +232,16 @@ func foldName(p string) string {
 
 func isHostExecuted(p string) bool { return executedNames().findRule(p) != "" }
 
-// hostExecuted lists the changed files that a program on the host would run or obey, and the
-// deleted ones that bounded it.
-func hostExecuted(changed []record.Changed) []record.HostExecuted {
-	var out []record.HostExecuted
-	for _, c := range changed {
-		gone := c.Change == "deleted"
-		if gone && boundNames().findRule(c.Path) == "" {
-			continue // a deleted file runs nothing
-		}
-		if by := executedNames().findRule(c.Path); by != "" {
-			out = append(out, record.HostExecuted{Path: c.Path, By: by, Deleted: gone, Added: c.Change == "added"})
-		}
+// hostExecuted reports whether a program on the host would run, obey or follow a changed file,
+// or was bounded by a deleted one. target is where a symlink leads out of the workspace, or "".
+func hostExecuted(c record.Changed, target string) (record.HostExecuted, bool) {
+	h := record.HostExecuted{Path: c.Path, Deleted: c.Change == "deleted", Added: c.Change == "added"}
+	switch {
+	case target != "" && !h.Deleted:
+		h.By, h.Target = bySymlink, target
+	case h.Deleted && boundNames().findRule(c.Path) == "": // a deleted file runs nothing
+	default:
+		h.By = executedNames().findRule(c.Path)
 	}
-	return out
+	return h, h.By != ""
 }

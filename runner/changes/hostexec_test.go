@@ -25,12 +25,8 @@ func TestHostExecuted(t *testing.T) {
 		"node_modules/x/index.js": "", "bin/x": "", "venv.md": "", ".git2/x": "", "xactivate": "",
 		"main.go": "", "README.md": "", "docs/makefile.txt": "", "github/workflows/x.yml": "", "env": "", "Makefile.d/x": "",
 	} {
-		got := ""
-		for _, h := range hostExecuted([]record.Changed{{Path: path, Change: "modified"}}) {
-			got = h.By
-		}
-		if got != want {
-			t.Errorf("%s: %q, want %q", path, got, want)
+		if h, ok := hostExecuted(record.Changed{Path: path, Change: "modified"}, ""); h.By != want || ok != (want != "") {
+			t.Errorf("%s: %q, %t, want %q", path, h.By, ok, want)
 		}
 	}
 	// The characters that HFS+ ignores, and their neighbours.
@@ -47,27 +43,22 @@ func TestHostExecuted(t *testing.T) {
 	for change, want := range map[string]record.HostExecuted{
 		"added": {Path: "Makefile", By: "make", Added: true}, "modified": {Path: "Makefile", By: "make"},
 	} {
-		if got := hostExecuted([]record.Changed{{Path: "a.txt", Change: change}, {Path: "Makefile", Change: change}}); len(got) != 1 || got[0] != want {
+		if got, ok := hostExecuted(record.Changed{Path: "Makefile", Change: change}, ""); !ok || got != want {
 			t.Errorf("%s: %+v", change, got)
 		}
 	}
-	if got := hostExecuted([]record.Changed{{Path: "Makefile", Change: "deleted"}}); len(got) != 0 {
-		t.Errorf("a file that is gone runs nothing: %v", got)
-	}
-	gone := []record.Changed{
-		{Path: "child/.caisson/config.yaml", Change: "deleted"},
-		{Path: ".caisson/more/x", Change: "deleted"},
-		{Path: "a/.mcp.json", Change: "deleted"},
-		{Path: ".claude/settings.json", Change: "deleted"},
-		{Path: "caisson/config.yaml", Change: "deleted"},
-		{Path: ".github/x.yml", Change: "deleted"},
+	var gone []record.HostExecuted
+	for _, path := range []string{"child/.caisson/config.yaml", ".caisson/more/x", "a/.mcp.json", ".claude/settings.json", "caisson/config.yaml", ".github/x.yml", "Makefile"} {
+		if h, ok := hostExecuted(record.Changed{Path: path, Change: "deleted"}, ""); ok {
+			gone = append(gone, h)
+		}
 	}
 	want := []record.HostExecuted{
 		{Path: "child/.caisson/config.yaml", By: "an agent", Deleted: true},
 		{Path: ".caisson/more/x", By: "an agent", Deleted: true},
 		{Path: "a/.mcp.json", By: "an agent", Deleted: true},
 	}
-	if diff := cmp.Diff(want, hostExecuted(gone)); diff != "" {
+	if diff := cmp.Diff(want, gone); diff != "" {
 		t.Errorf("deleted (-want +got):\n%s", diff)
 	}
 }

@@ -35,15 +35,13 @@ func (l *changeList) addChange(c record.Changed) {
 	l.changed = append(l.changed, c)
 }
 
-// addExecuted adds files that a host would run, obey or follow. If there are many, the topmost
+// addExecuted adds a file that a host would run, obey or follow. If there are many, the topmost
 // are kept, so that nothing can push them out.
-func (l *changeList) addExecuted(list ...record.HostExecuted) {
-	for _, h := range list {
-		l.executed = append(l.executed, h)
-		l.executedText += len(h.Path) + len(h.Target)
-		if len(l.executed) >= 2*maxHostExecuted || l.executedText >= 2*maxHostExecutedText {
-			l.cutExecuted()
-		}
+func (l *changeList) addExecuted(h record.HostExecuted) {
+	l.executed = append(l.executed, h)
+	l.executedText += len(h.Path) + len(h.Target)
+	if len(l.executed) >= 2*maxHostExecuted || l.executedText >= 2*maxHostExecutedText {
+		l.cutExecuted()
 	}
 }
 
@@ -63,15 +61,6 @@ func (l *changeList) cutExecuted() {
 	l.executedOmitted += len(l.executed) - n
 	clear(l.executed[n:])
 	l.executed, l.executedText = l.executed[:n], text
-}
-
-// listExecuted lists a change if a host would run, obey or follow the file. target is where a
-// symlink leads out of the workspace, or "".
-func listExecuted(c record.Changed, target string) []record.HostExecuted {
-	if target != "" && c.Change != "deleted" {
-		return []record.HostExecuted{{Path: c.Path, By: bySymlink, Target: target, Added: c.Change == "added"}}
-	}
-	return hostExecuted([]record.Changed{c})
 }
 
 func (l *changeList) sortLists() {

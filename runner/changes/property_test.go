@@ -97,7 +97,9 @@ func (ref *reference) compare(t *testing.T, r *workspace.Reader, now *reference,
 			target = f.target
 		}
 		list.addChange(c)
-		list.addExecuted(listExecuted(c, target)...)
+		if h, ok := hostExecuted(c, target); ok {
+			list.addExecuted(h)
+		}
 	}
 	for p, f := range now.files {
 		was, ok := ref.files[p]
