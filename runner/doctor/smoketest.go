@@ -1,10 +1,8 @@
 package doctor
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -27,12 +25,8 @@ import (
 	"github.com/caisson-run/caisson/tools/egress"
 )
 
-const (
-	// smokeTestTime bounds the start of a sandbox, which may wait for others.
-	smokeTestTime = 2 * time.Minute
-	// reachTime bounds the command in it: one second per target.
-	reachTime = 20 * time.Second
-)
+// smokeTestTime bounds the start of a sandbox, which may wait for others.
+const smokeTestTime = 2 * time.Minute
 
 // The checks of a started sandbox.
 const (
@@ -125,7 +119,7 @@ func (t SmokeTest) start(ctx context.Context, backend sandbox.Backend) (box sand
 	}
 	undos.Push(dir.Close)
 	spec := sandbox.Spec{
-		Session: records.Session, Setup: t.Setup, Dir: filepath.Join(records.Path, "sandbox"),
+		Session: records.Session, Setup: t.Setup, Dir: filepath.Join(records.Path, sessiondir.SandboxDir),
 		Workspace: sandbox.Workspace{Path: path, Dir: dir, Mode: t.Mode, Target: t.Target},
 	}
 	spec.Service, spec.CallerOwnsFiles = nil, true
@@ -133,7 +127,7 @@ func (t SmokeTest) start(ctx context.Context, backend sandbox.Backend) (box sand
 		spec.Egress = &sandbox.EgressPlan{Names: true}
 	}
 	if spec.Workspace.Mode.KeepsChanges() {
-		layers, err := overlay.Create(filepath.Join(records.Path, "overlay"), overlay.CreateOptions{Session: records.Session, Path: path, Workspace: dir})
+		layers, err := overlay.Create(filepath.Join(records.Path, sessiondir.OverlayDir), overlay.CreateOptions{Session: records.Session, Path: path, Workspace: dir})
 		if err != nil {
 			return nil, 0, nil, fmt.Errorf("%w: overlay workspaces are not available here: %w", sandbox.ErrUnsupported, err)
 		}
@@ -342,34 +336,17 @@ func checkReach(ctx context.Context, box sandbox.Sandbox) Finding {
 	if len(live) == 0 {
 		return Finding{Check: checkNetwork, Result: Warning, Detail: "nothing on this machine answers outside the sandbox either, so this proves nothing", Hint: "Let this process listen on 127.0.0.1."}
 	}
-	argv := []string{sandbox.GuestPath, wire.ReachWord}
+	var targets []string
 	for _, b := range live {
-		argv = append(argv, b.target.String())
+		targets = append(targets, b.target.String())
 	}
-	r, err := tryReach(ctx, box, argv)
+	r, err := network.TryReach(ctx, box, false, targets...)
 	if err != nil {
-		f := failed(checkNetwork, err)
+		f := failed(checkNetwork, fmt.Errorf("try the network: %w", err))
 		f.Fault = FaultSandbox
 		return f
 	}
 	return compareReach(live, r)
-}
-
-func tryReach(ctx context.Context, box sandbox.Sandbox, argv []string) (wire.Reach, error) {
-	var out, errs bytes.Buffer
-	var r wire.Reach
-	p, err := box.Start(ctx, sandbox.Command{Argv: argv, Stdout: &out, Stderr: &errs, Timeout: reachTime})
-	if err != nil {
-		return r, fmt.Errorf("try the network: %w", err)
-	}
-	exit, err := p.Wait()
-	if err != nil {
-		return r, fmt.Errorf("try the network: %w", err)
-	}
-	if err := json.Unmarshal(out.Bytes(), &r); err != nil || !exit.Status.Success() {
-		return r, fmt.Errorf("try the network: %s, with %q", exit.Status, errs.String())
-	}
-	return r, nil
 }
 
 // compareReach compares the sockets that a command reached with the ones that

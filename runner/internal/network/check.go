@@ -28,7 +28,8 @@ const (
 // there receives packets.
 var publicTarget = wire.Target{IP: []byte{203, 0, 113, 1}, Port: 443}
 
-const checkTime = 20 * time.Second
+// reachTime bounds the guest's attempts, each of which takes a second at most.
+const reachTime = 20 * time.Second
 
 // LeakError reports that a command reached a network that it must not reach, or got no answer
 // where the proxy must answer.
@@ -46,20 +47,9 @@ func (e *LeakError) Error() string {
 // *[LeakError] if that isn't so.
 func Check(ctx context.Context, box sandbox.Sandbox) error {
 	public, proxy, name := publicTarget.String(), wire.ByProxy+net.JoinHostPort(checkHost, strconv.Itoa(checkPort)), wire.ByName+checkName
-	var out, errs bytes.Buffer
-	p, err := box.Start(ctx, sandbox.Command{
-		Argv: []string{sandbox.GuestPath, wire.ReachWord, public, proxy, name}, Stdout: &out, Stderr: &errs, Timeout: checkTime, Proxy: true,
-	})
+	r, err := TryReach(ctx, box, true, public, proxy, name)
 	if err != nil {
 		return fmt.Errorf("check the network of commands: %w", err)
-	}
-	exit, err := p.Wait()
-	if err != nil {
-		return fmt.Errorf("check the network of commands: %w", err)
-	}
-	var r wire.Reach
-	if err := json.Unmarshal(out.Bytes(), &r); err != nil || !exit.Status.Success() {
-		return fmt.Errorf("check the network of commands: %s, with %q", exit.Status, errs.String())
 	}
 	if !slices.Equal(r.Interfaces, []string{"lo"}) {
 		return &LeakError{Tried: "a list of the interfaces", Got: fmt.Sprint(r.Interfaces), Want: "[lo]"}
@@ -74,6 +64,27 @@ func Check(ctx context.Context, box sandbox.Sandbox) error {
 		}
 	}
 	return nil
+}
+
+// TryReach lets the guest of a sandbox try to reach targets, of which [wire.Reach] has the results.
+// With proxy, it runs like a command that has a network.
+func TryReach(ctx context.Context, box sandbox.Sandbox, proxy bool, targets ...string) (wire.Reach, error) {
+	var out, errs bytes.Buffer
+	var r wire.Reach
+	p, err := box.Start(ctx, sandbox.Command{
+		Argv: append([]string{sandbox.GuestPath, wire.ReachWord}, targets...), Stdout: &out, Stderr: &errs, Timeout: reachTime, Proxy: proxy,
+	})
+	if err != nil {
+		return r, err
+	}
+	exit, err := p.Wait()
+	if err != nil {
+		return r, err
+	}
+	if err := json.Unmarshal(out.Bytes(), &r); err != nil || !exit.Status.Success() {
+		return r, fmt.Errorf("%s, with %q", exit.Status, errs.String())
+	}
+	return r, nil
 }
 
 func isCheck(d egress.Denied) bool {
