@@ -35,7 +35,7 @@ const OverlayDir = "overlay"
 // FrozenLayers returns the directory of the layers that several overlay sessions
 // share, for the directory of a session.
 func FrozenLayers(session string) string {
-	return filepath.Join(filepath.Dir(filepath.Dir(session)), "layers")
+	return filepath.Join(stateOf(session), "layers")
 }
 
 // SandboxDir is the backend's directory for bundles and mount points, below the session's
@@ -95,13 +95,19 @@ func (f *Dir) Resumes() bool { return f.resume }
 
 // List returns the IDs of all sessions in a state directory, oldest first.
 func List(stateDir string) ([]string, error) {
-	entries, err := os.ReadDir(filepath.Dir(Path(stateDir, "x")))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
+	return listIDs(filepath.Dir(Path(stateDir, "x")), os.DirEntry.IsDir)
+}
+
+// listIDs returns the accepted entries of a directory that are named like sessions, oldest first:
+// IDs sort by time.
+func listIDs(dir string, accept func(os.DirEntry) bool) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, state.IgnoreMissing(err)
 	}
 	var ids []string
-	for _, e := range entries { // IDs sort by time
-		if e.IsDir() && strings.HasPrefix(e.Name(), "ses_") {
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), "ses_") && accept(e) {
 			ids = append(ids, e.Name())
 		}
 	}
@@ -125,7 +131,7 @@ func Find(stateDir, name string) ([]string, error) {
 
 // Close closes the log, and removes the directory if the session never began.
 func (f *Dir) Close() error {
-	stateDir := filepath.Dir(filepath.Dir(f.Path))
+	stateDir := stateOf(f.Path)
 	// Only if it is empty: a backend reported what it could not remove. The log is released
 	// after it, so that no sweep takes the session for dead.
 	rm := state.IgnoreMissing(os.Remove(filepath.Join(f.Path, SandboxDir)))
@@ -159,6 +165,9 @@ func Path(stateDir, session string) string {
 	return filepath.Join(stateDir, "sessions", session)
 }
 
+// stateOf returns the state directory of a session's directory.
+func stateOf(session string) string { return filepath.Dir(filepath.Dir(session)) }
+
 // WorkspacePath returns the path of a session's own workspace.
 func WorkspacePath(stateDir, session string) string {
 	return filepath.Join(sandbox.WorkspacesDir(stateDir), session)
@@ -167,7 +176,7 @@ func WorkspacePath(stateDir, session string) string {
 // MakeWorkspace makes an empty directory as the session's own workspace, and returns its path. The
 // caller removes it with [RemoveWorkspace] before closing f.
 func (f *Dir) MakeWorkspace() (string, error) {
-	path := WorkspacePath(filepath.Dir(filepath.Dir(f.Path)), f.Session)
+	path := WorkspacePath(stateOf(f.Path), f.Session)
 	err := os.MkdirAll(filepath.Dir(path), 0o700)
 	if err == nil {
 		err = state.CheckDir(filepath.Dir(path))
@@ -219,7 +228,7 @@ func lastFile(stateDir, workspace string) string {
 
 // SetLast notes the session in dir as the last one with a model on a workspace.
 func SetLast(dir, workspace string) error {
-	path := lastFile(filepath.Dir(filepath.Dir(dir)), workspace)
+	path := lastFile(stateOf(dir), workspace)
 	err := os.MkdirAll(filepath.Dir(path), 0o700)
 	if err == nil {
 		err = os.WriteFile(path, []byte(filepath.Base(dir)), 0o600)

@@ -113,7 +113,7 @@ func Neighbours(dir, workspace string) []string {
 // Siblings returns the directories of other sessions that are alive or left something, newest
 // first, at most [MaxSiblings].
 func Siblings(dir string) []string {
-	names, err := marked(filepath.Dir(filepath.Dir(dir)), pendingDir)
+	names, err := marked(stateOf(dir), pendingDir)
 	if err != nil {
 		return nil
 	}

@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/sandbox/overlay"
@@ -40,23 +39,13 @@ func mark(stateDir, in, session string) error {
 
 // marked returns the sessions marked in one of the directories, oldest first.
 func marked(stateDir, in string) ([]string, error) {
-	entries, err := os.ReadDir(filepath.Join(stateDir, in))
-	if err != nil {
-		return nil, state.IgnoreMissing(err)
-	}
-	var ids []string
-	for _, e := range entries { // IDs sort by time
-		if strings.HasPrefix(e.Name(), "ses_") {
-			ids = append(ids, e.Name())
-		}
-	}
-	return ids, nil
+	return listIDs(filepath.Join(stateDir, in), func(os.DirEntry) bool { return true })
 }
 
 // markChanged marks the session in dir because its changes may now be applied or discarded. If that
 // fails, a sweep finds out once the changes would have expired.
 func markChanged(dir string) {
-	_ = mark(filepath.Dir(filepath.Dir(dir)), pendingDir, filepath.Base(dir))
+	_ = mark(stateOf(dir), pendingDir, filepath.Base(dir))
 }
 
 // settle marks an ended session according to what it left, or unmarks it. The caller holds its log,
