@@ -124,15 +124,10 @@ func (m *mountsTracker) AddChanges(end *record.SessionEnded, apply bool) (patch 
 	return patch, refused
 }
 
+// addTo adds what AddChanges said of a mounted directory to the record of the whole session.
 func (b *bindTracker) addTo(end *record.SessionEnded, of record.SessionEnded) {
-	d := changes.Differences{
-		Changed: end.Changed, ChangedOmitted: end.ChangedOmitted, HostExecuted: end.HostExecuted, HostExecutedOmitted: end.HostExecutedOmitted,
-	}.WithMount(b.Target, changes.Differences{
-		Changed: of.Changed, ChangedOmitted: of.ChangedOmitted, HostExecuted: of.HostExecuted, HostExecutedOmitted: of.HostExecutedOmitted,
-	})
-	end.Changed, end.ChangedOmitted, end.ChangedCount = d.Changed, d.ChangedOmitted, d.Count
-	end.HostExecuted, end.HostExecutedOmitted = d.HostExecuted, d.HostExecutedOmitted
-	end.Incomplete = end.Incomplete || of.Incomplete
+	r := &sessionChanges{SessionEnded: end}
+	r.setDifferences(differencesOf(*end).WithMount(b.Target, differencesOf(of)))
 	for _, q := range of.Quarantined {
 		q.Path = changes.PathInMount(b.Target, q.Path)
 		if q.To != "" {
@@ -143,6 +138,13 @@ func (b *bindTracker) addTo(end *record.SessionEnded, of record.SessionEnded) {
 	for _, c := range of.Cleared {
 		c.Path = changes.PathInMount(b.Target, c.Path)
 		end.Cleared = append(end.Cleared, c)
+	}
+}
+
+func differencesOf(e record.SessionEnded) changes.Differences {
+	return changes.Differences{
+		Changed: e.Changed, ChangedOmitted: e.ChangedOmitted, HostExecuted: e.HostExecuted, HostExecutedOmitted: e.HostExecutedOmitted,
+		Incomplete: e.Incomplete,
 	}
 }
 

@@ -8,7 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -74,16 +74,13 @@ type recording struct {
 	done chan struct{} // closed when the workspace is recorded, or err is set
 	err  error         // why nothing may change the workspace
 
-	mu      sync.Mutex
-	started bool
+	started atomic.Bool
 }
 
 func newRecording() *recording { return &recording{done: make(chan struct{})} }
 
 func (r *recording) runInBackground(record func() error) {
-	r.mu.Lock()
-	r.started = true
-	r.mu.Unlock()
+	r.started.Store(true)
 	go func() {
 		defer close(r.done)
 		r.err = record()
@@ -101,10 +98,7 @@ func (r *recording) WaitRecorded(ctx context.Context) error {
 
 // waitStarted waits for the end of the recording, if it has started.
 func (r *recording) waitStarted() {
-	r.mu.Lock()
-	started := r.started
-	r.mu.Unlock()
-	if started {
+	if r.started.Load() {
 		<-r.done
 	}
 }
