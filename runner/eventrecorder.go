@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"cmp"
 	"fmt"
 	"sync"
 
@@ -81,28 +82,31 @@ func (j *eventRecorder) beginTurn(client, traceparent string, caller record.Acto
 // writeRecord writes a record of the session itself. After sandbox.started it also writes
 // the calls that waited for it.
 func (j *eventRecorder) writeRecord(p record.Payload) error {
-	return j.syncAfter(func() (bool, error) { return j.writeLocked(p) })
+	return j.syncAfter(func() (due bool, _ error) {
+		id, err := j.write(j.created, record.ActorSystem, p)
+		if err != nil {
+			return false, err
+		}
+		if j.created == "" {
+			j.created = id
+		}
+		if p.Kind() == record.KindSandboxStarted {
+			j.attested = true
+			return j.recordWaiting("")
+		}
+		return false, nil
+	})
+}
+
+// write writes a record and returns its id. The caller holds mu.
+func (j *eventRecorder) write(parent string, actor record.Actor, p record.Payload) (id string, err error) {
+	return j.rec.Write(record.Entry{Turn: j.turn, Parent: parent, Actor: actor, Payload: p})
 }
 
 // recordWarning records a warning. If it can't be recorded, the next record ends the
 // session.
 func (j *eventRecorder) recordWarning(message string) {
 	_ = j.writeRecord(record.Warning{Message: message})
-}
-
-func (j *eventRecorder) writeLocked(p record.Payload) (due bool, _ error) {
-	id, err := j.rec.Write(record.Entry{Turn: j.turn, Parent: j.created, Actor: record.ActorSystem, Payload: p})
-	if err != nil {
-		return due, err
-	}
-	if j.created == "" {
-		j.created = id
-	}
-	if p.Kind() == record.KindSandboxStarted {
-		j.attested = true
-		return j.recordWaiting("")
-	}
-	return false, nil
 }
 
 func (j *eventRecorder) recordDenied(p record.NetworkDenied) error {
@@ -139,10 +143,7 @@ func (j *eventRecorder) recordBackground(p record.BackgroundEnded) error {
 func (j *eventRecorder) recordUser(p record.Payload, parent string) (string, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if parent == "" {
-		parent = j.created
-	}
-	return j.rec.Write(record.Entry{Turn: j.turn, Parent: parent, Actor: record.ActorUser, Payload: p})
+	return j.write(cmp.Or(parent, j.created), record.ActorUser, p)
 }
 
 // recordWaiting records that a call has begun that waited for the sandbox, or all such calls
@@ -259,7 +260,7 @@ func (j *eventRecorder) recordMessage(m loop.Message) error {
 // putRecord writes a record and, if keep is not nil, stores its id in *keep. The caller
 // holds mu.
 func (j *eventRecorder) putRecord(keep *string, parent string, actor record.Actor, p record.Payload) error {
-	id, err := j.rec.Write(record.Entry{Turn: j.turn, Parent: parent, Actor: actor, Payload: p})
+	id, err := j.write(parent, actor, p)
 	if err == nil && keep != nil {
 		*keep = id
 	}
@@ -269,7 +270,7 @@ func (j *eventRecorder) putRecord(keep *string, parent string, actor record.Acto
 // putCall writes a record of a call, below the call's previous record, or else below the
 // model's answer. The caller holds mu.
 func (j *eventRecorder) putCall(call string, actor record.Actor, p record.Payload) error {
-	id, err := j.rec.Write(record.Entry{Turn: j.turn, Parent: j.parentRecord(call), Actor: actor, Payload: p})
+	id, err := j.write(j.parentRecord(call), actor, p)
 	if err == nil {
 		j.rememberCall(call, id)
 	}
@@ -368,10 +369,7 @@ func (j *eventRecorder) toolRecord(e dispatch.Event) error {
 
 // parentRecord returns the last record of a call, or the model's answer that made it.
 func (j *eventRecorder) parentRecord(call string) string {
-	if id := j.calls[call]; id != "" {
-		return id
-	}
-	return j.answer
+	return cmp.Or(j.calls[call], j.answer)
 }
 
 // recordFailed records a failed call, and keeps it for the report if it was refused.
