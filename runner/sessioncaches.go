@@ -117,9 +117,10 @@ func (c *SessionCaches) End(keep bool) {
 func (s *Session) endCaches(r *Report, apply bool) {
 	o := r.Overlay
 	left := len(r.Left) > 0 // it may still be written to
-	merge := s.opts.isOverlay() && s.opts.Caches.Use != caches.Frozen && o != nil &&
-		(o.State == overlay.Applied || o.Applied > 0 || apply && o.State == overlay.Empty)
-	s.caches.End(merge || left || s.opts.isOverlay() && s.opts.Caches.Use != caches.Frozen && o != nil && o.State == overlay.Kept)
+	mayMerge := s.opts.isOverlay() && s.opts.Caches.Use != caches.Frozen && o != nil
+	merge := mayMerge && (o.State == overlay.Applied || o.Applied > 0 || apply && o.State == overlay.Empty)
+	keep := mayMerge && o.State == overlay.Kept
+	s.caches.End(merge || left || keep)
 	if !merge || left {
 		return
 	}
