@@ -103,11 +103,7 @@ func (s *Session) openForks(ctx context.Context, n int, reason string, configure
 	}
 	var forks []*Session
 	for i := range n {
-		fork, err := openFork(ctx, s.opts, point, func(o *Options) {
-			if configure != nil {
-				configure(i, o)
-			}
-		})
+		fork, err := openFork(ctx, s.opts, point, i, configure)
 		if err != nil {
 			for _, f := range forks {
 				f.Close()
@@ -131,8 +127,9 @@ func (s *Session) asParent() record.Parent {
 	return p
 }
 
-// openFork opens a fork of a session with options, which configure changes.
-func openFork(ctx context.Context, o Options, point *forkPoint, configure func(o *Options)) (_ *Session, err error) {
+// openFork opens the fork with a number of a session with options. configure, which may be nil,
+// changes them.
+func openFork(ctx context.Context, o Options, point *forkPoint, number int, configure func(number int, o *Options)) (_ *Session, err error) {
 	state := filepath.Dir(filepath.Dir(o.Dir.Path))
 	if o.Dir, err = sessiondir.Create(state, o.Secrets); err != nil {
 		return nil, err
@@ -149,7 +146,9 @@ func openFork(ctx context.Context, o Options, point *forkPoint, configure func(o
 	}
 	o.from, o.startOnDemand = point, true
 	o.CheckOptions = CheckOptions{}
-	configure(&o)
+	if configure != nil {
+		configure(number, &o)
+	}
 	return Open(ctx, o)
 }
 

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"strings"
 	"sync"
 	"time"
@@ -85,7 +84,7 @@ func (b *modelBridge) local() map[string]egress.Local {
 	if b == nil {
 		return nil
 	}
-	return map[string]egress.Local{bridge.Host: func(w http.ResponseWriter, r *http.Request, command int) { b.ServeRequest(w, r, command) }}
+	return map[string]egress.Local{bridge.Host: b.ServeRequest}
 }
 
 // recordCall records a call's warnings, and its end or refusal. The program waits for it, so

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"net/url"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -54,8 +55,7 @@ func (t toolset) listFactories() ([]tools.Factory, error) {
 	if err != nil {
 		return nil, err
 	}
-	all = append(append(append(append(all, commands...), checks...), fetched), t.memoryTools()...)
-	all = append(all, t.workerTools(fetched)...)
+	all = slices.Concat(all, commands, checks, []tools.Factory{fetched}, t.memoryTools(), t.workerTools(fetched))
 	all = append(all, skill.New(skill.ToolOptions{Skills: t.skills, Known: func() []tools.Name { return t.tools.Names() }, Warn: t.events.recordWarning}))
 	all = append(all, t.discoveryTools()...)
 	for _, d := range t.opts.Declared {

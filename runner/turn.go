@@ -173,7 +173,7 @@ func (s *Session) launchTurn(t *Turn, user User, configure func(*loop.Options)) 
 func (s *Session) turnOptions(t *Turn, user User) loop.Options {
 	o := loop.Options{
 		Dispatcher: s.tools, Session: s.opts.Dir.Session, Turn: t.ID, Logger: s.log,
-		Emit: func(e loop.Event) error { return s.events.loopEvent(e) },
+		Emit: s.events.loopEvent,
 	}
 	if s.opts.Ledger != nil {
 		o.Ledger = s.opts.Ledger.ForUser(user.Name)
@@ -220,7 +220,7 @@ func (s *Session) startServices() {
 	s.serving.Do(func() {
 		s.patches.reportKilled()
 		s.services.PushFunc(s.exec.EndBackground)
-		s.services.PushFunc(s.users.serveCommands(s.ctx, s.dir))
+		s.services.PushFunc(s.users.serveCommands(s.ctx))
 	})
 }
 

@@ -89,8 +89,8 @@ var errEnding = errors.New("the session ends")
 
 // serveCommands serves users' commands until ctx ends or stop is called. If it can't, it logs
 // why, and the session goes on.
-func (u *userCommands) serveCommands(ctx context.Context, dir string) (stop func()) {
-	server, err := execapi.Listen(ctx, filepath.Join(dir, sessiondir.SandboxDir), sandbox.ExecSocket, execapi.Handlers{Run: u.serveRequest, End: u.endSession})
+func (u *userCommands) serveCommands(ctx context.Context) (stop func()) {
+	server, err := execapi.Listen(ctx, filepath.Join(u.dir, sessiondir.SandboxDir), sandbox.ExecSocket, execapi.Handlers{Run: u.serveRequest, End: u.endSession})
 	if err != nil {
 		u.log.Warn("commands of users can't reach this session", zap.Error(err))
 		return func() {}
@@ -100,7 +100,7 @@ func (u *userCommands) serveCommands(ctx context.Context, dir string) (stop func
 
 func (u *userCommands) serveRequest(ctx context.Context, r execapi.Request, stdin io.Reader, stdout, stderr io.Writer) execapi.Result {
 	command := UserCommand{
-		ID: r.ID, Argv: argStrings(r.Argv), Dir: r.Dir, Env: r.Env, Timeout: time.Duration(r.TimeoutMS) * time.Millisecond, Stdin: stdin, Stdout: stdout, Stderr: stderr,
+		ID: r.ID, Argv: r.Args(), Dir: r.Dir, Env: r.Env, Timeout: time.Duration(r.TimeoutMS) * time.Millisecond, Stdin: stdin, Stdout: stdout, Stderr: stderr,
 	}
 	if r.Terminal != nil {
 		command.Terminal = &sandbox.Terminal{TerminalSize: *r.Terminal, Resizes: r.Resizes}
@@ -278,14 +278,6 @@ func (c *counted) recordStream() record.UserStream {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return record.UserStream{Bytes: c.tail.Total(), SHA256: hex.EncodeToString(c.sum.Sum(nil))}
-}
-
-func argStrings(argv [][]byte) []string {
-	var out []string
-	for _, a := range argv {
-		out = append(out, string(a))
-	}
-	return out
 }
 
 // recordTexts returns argv for a record, with invalid UTF-8 quoted.

@@ -31,10 +31,7 @@ type detachable struct {
 
 // startDetachable starts a command, and calls release at its end.
 func (s *Server) startDetachable(ctx context.Context, r Request, release func()) *detachable {
-	c := &detachable{terminal: terminal.New(*r.Terminal)}
-	for _, a := range r.Argv {
-		c.argv = append(c.argv, string(a))
-	}
+	c := &detachable{argv: r.Args(), terminal: terminal.New(*r.Terminal)}
 	r.ID, r.Resizes = record.NewID("exe"), c.terminal.ForCommand().Resizes
 	s.mu.Lock()
 	s.detachable[r.ID] = c

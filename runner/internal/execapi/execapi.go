@@ -60,6 +60,15 @@ type Request struct {
 	ID  string `json:"-"`
 }
 
+// Args returns Argv as strings.
+func (r Request) Args() []string {
+	var args []string
+	for _, a := range r.Argv {
+		args = append(args, string(a))
+	}
+	return args
+}
+
 // Result is the end of the command, or why it was not run.
 type Result struct {
 	Status sandbox.ExitStatus `json:"status"`
