@@ -518,8 +518,7 @@ func (c *comparison) visitMissing(ctx context.Context) error {
 			name, _ := d.file(i)
 			p := path.Join(d.path, string(name))
 			if !c.whole {
-				_, err := c.reader.StatEntry(ctx, p)
-				if e, ok := errors.AsType[*workspace.Error](err); !ok || e.Kind != workspace.KindNotFound {
+				if st, err := statEntry(ctx, c.reader, p); err != nil || st != nil {
 					continue
 				}
 			}
