@@ -2,10 +2,7 @@ package runner
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -55,19 +52,15 @@ func (m *patchMarker) markPatch(paths []string) (unmark func(), err error) {
 }
 
 func (m *patchMarker) writeMark() error {
-	path := filepath.Join(m.dir, sessiondir.PatchMarkFile)
 	paths := m.listPaths()
 	if len(paths) == 0 {
-		if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-		return nil
+		return sessiondir.RemovePatchMark(m.dir)
 	}
 	text, err := json.Marshal(sessiondir.PatchMark{Workspace: m.workspace, Mode: m.mode, Paths: paths})
 	if err != nil {
 		return err
 	}
-	return atomicwriter.WriteFile(path, text, 0o600)
+	return atomicwriter.WriteFile(filepath.Join(m.dir, sessiondir.PatchMarkFile), text, 0o600)
 }
 
 func (m *patchMarker) listPaths() []string {
