@@ -233,12 +233,10 @@ func (b *backgrounds) find(handle string) *background {
 
 // state describes a command's state, and reports whether it runs.
 func (j *background) state() (text string, running bool) {
-	select {
-	case <-j.done:
+	if isClosed(j.done) {
 		return fmt.Sprintf("%s after %s", j.end.State(), j.end.Wall.Round(10*time.Millisecond)), false
-	default:
-		return fmt.Sprintf("running for %s", time.Since(j.begun).Round(time.Second)), true
 	}
+	return fmt.Sprintf("running for %s", time.Since(j.begun).Round(time.Second)), true
 }
 
 // End ends a command and returns how it ended. was reports that it had ended before.
@@ -247,10 +245,8 @@ func (b *backgrounds) End(ctx context.Context, handle string) (end shell.Ended, 
 	if j == nil {
 		return shell.Ended{}, false, shell.ErrNoOutput
 	}
-	select {
-	case <-j.done:
+	if isClosed(j.done) {
 		return j.end, true, nil
-	default:
 	}
 	j.cancel(errKilled)
 	select {
@@ -286,13 +282,10 @@ func (b *backgrounds) endRunning(why error) (ended int) {
 	all := slices.Collect(maps.Values(b.all))
 	b.mu.Unlock()
 	for _, j := range all {
-		select {
-		case <-j.done:
-			continue
-		default:
+		if !isClosed(j.done) {
+			ended++
+			j.cancel(why)
 		}
-		ended++
-		j.cancel(why)
 	}
 	for _, j := range all {
 		<-j.done

@@ -192,17 +192,10 @@ func (c *Sandbox) findRunning() sandbox.Sandbox {
 	c.mu.Lock()
 	g := c.current
 	c.mu.Unlock()
-	if g == nil {
+	if g == nil || !isClosed(g.ready) || g.err != nil {
 		return nil
 	}
-	select {
-	case <-g.ready:
-		if g.err == nil {
-			return g.sandbox
-		}
-	default:
-	}
-	return nil
+	return g.sandbox
 }
 
 // tellBack has the next command tell the model about the workspace after a loss that only

@@ -334,12 +334,10 @@ func (c *Sandbox) waitRunning(ctx context.Context) (*generation, error) {
 	if g.err != nil {
 		return nil, g.err
 	}
-	select {
-	case <-g.sandbox.Done():
+	if isClosed(g.sandbox.Done()) {
 		return nil, c.handleLoss(g, g.sandbox.Err())
-	default:
-		return g, nil
 	}
+	return g, nil
 }
 
 // WaitStarted waits until the started generation, if any, is ready or has failed, so that its
@@ -413,15 +411,18 @@ func (c *Sandbox) destroyGeneration(g *generation) {
 func (c *Sandbox) KillCurrent() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.current == nil {
-		return
+	if g := c.current; g != nil && isClosed(g.ready) && g.sandbox != nil {
+		c.destroyGeneration(g)
 	}
+}
+
+// isClosed reports whether a channel on which nothing is sent is closed.
+func isClosed(c <-chan struct{}) bool {
 	select {
-	case <-c.current.ready:
-		if c.current.sandbox != nil {
-			c.destroyGeneration(c.current)
-		}
+	case <-c:
+		return true
 	default:
+		return false
 	}
 }
 

@@ -152,9 +152,7 @@ var errGone = fmt.Errorf("%w: the session has ended", tools.ErrSandboxLost)
 
 // recordUnnoticedLoss records the loss of a sandbox that no call met.
 func (c *Sandbox) recordUnnoticedLoss(g *generation) {
-	select {
-	case <-g.sandbox.Done():
-	default:
+	if !isClosed(g.sandbox.Done()) {
 		return
 	}
 	cause := g.sandbox.Err()
