@@ -126,7 +126,7 @@ func recordEgress(o Options, n *network.Network) *record.Egress {
 			out = append(out, r.Describe())
 		}
 		_, _ = sum.Write([]byte(strings.Join(out, "\n") + "\n\n")) // a hash never fails
-		return out[:min(len(out), record.MaxListed)]
+		return firstListed(out)
 	}
 	p := &record.Egress{Allow: list(e.Policy.Allow), Deny: list(e.Policy.Deny), Unknown: "deny", Capture: e.Capture}
 	for _, within := range e.Policy.Within {

@@ -19,7 +19,7 @@ func (m *mcpServers) report(e mcp.Event) {
 	case mcp.ServerStarted:
 		m.setProblem(e.Server, "")
 		e.Identity = m.identityOf(m.servers[e.Server])
-		e.Tools, e.Skipped = firstListed(e.Tools), firstListed(e.Skipped)
+		e.Tools, e.Skipped = record.NonNil(firstListed(e.Tools)), record.NonNil(firstListed(e.Skipped))
 		p = record.MCPServerStarted(e)
 	case mcp.ServerFailed:
 		m.setProblem(e.Server, "it did not start: "+e.Cause)
@@ -28,7 +28,8 @@ func (m *mcpServers) report(e mcp.Event) {
 		m.setProblem(e.Server, "it has stopped")
 		p = record.MCPServerStopped(e)
 	case mcp.ToolsChanged:
-		e.Added, e.Changed, e.Removed, e.Skipped = firstListed(e.Added), firstListed(e.Changed), firstListed(e.Removed), firstListed(e.Skipped)
+		e.Added, e.Changed = record.NonNil(firstListed(e.Added)), record.NonNil(firstListed(e.Changed))
+		e.Removed, e.Skipped = record.NonNil(firstListed(e.Removed)), record.NonNil(firstListed(e.Skipped))
 		p = record.MCPToolsChanged(e)
 	case mcp.RequestRefused:
 		p = record.MCPRequestRefused(e)
@@ -60,9 +61,6 @@ func (m *mcpServers) identityOf(s *mcpServer) int {
 	return s.identity
 }
 
-// firstListed returns as much of a list as a record holds, never nil.
-func firstListed[T any](list []T) []T { return record.NonNil(list[:min(len(list), record.MaxListed)]) }
-
 func recordMCPServers(servers []*mcpServer) []record.MCPServer {
 	out := []record.MCPServer{}
 	for _, s := range servers {
@@ -77,7 +75,7 @@ func recordMCPServers(servers []*mcpServer) []record.MCPServer {
 			one.Processes, one.MemoryBytes = s.Processes, s.Memory
 		}
 		if p := s.Egress.Policy; p != nil {
-			for _, r := range p.Allow[:min(len(p.Allow), record.MaxListed)] {
+			for _, r := range firstListed(p.Allow) {
 				one.Egress = append(one.Egress, r.Describe())
 			}
 		}

@@ -105,7 +105,7 @@ func (b *modelBridge) recordCall(c bridge.Call) {
 	b.mu.Unlock()
 	p := record.BridgeModelCall{
 		Call: number, Command: c.Command, Protocol: string(c.Protocol), Endpoint: c.Endpoint, Asked: clip(c.Asked),
-		Estimated: c.Estimated, Withheld: c.Withheld[:min(len(c.Withheld), record.MaxListed)], Sent: int64(len(c.Request)), Received: int64(len(c.Answer)),
+		Estimated: c.Estimated, Withheld: firstListed(c.Withheld), Sent: int64(len(c.Request)), Received: int64(len(c.Answer)),
 	}
 	p.EndedModelCall = record.EndedModelCall{
 		ModelCall: loop.ModelCall{Profile: c.Profile, Attempt: 1, Model: loop.ModelInfo{Provider: string(c.Protocol), Model: cmp.Or(c.AnsweredBy, c.Model)}},

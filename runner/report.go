@@ -75,18 +75,21 @@ func shortenLists(e record.SessionEnded) record.SessionEnded {
 	if renamed >= 0 {
 		e.Quarantined = e.Quarantined[:min(len(e.Quarantined), max(renamed, record.MaxListed))]
 	}
-	e.Cleared = e.Cleared[:min(len(e.Cleared), record.MaxListed)]
-	e.Denials = e.Denials[:min(len(e.Denials), record.MaxListed)]
-	e.Left = e.Left[:min(len(e.Left), record.MaxListed)]
-	e.Differences = e.Differences[:min(len(e.Differences), record.MaxListed)]
+	e.Cleared = firstListed(e.Cleared)
+	e.Denials = firstListed(e.Denials)
+	e.Left = firstListed(e.Left)
+	e.Differences = firstListed(e.Differences)
 	if e.Overlay != nil {
 		o := *e.Overlay
 		for _, list := range []*[]record.PathNote{&o.Conflicts, &o.LeftOut, &o.Failed} {
-			n := min(len(*list), record.MaxListed)
-			o.Omitted += len(*list) - n
-			*list = (*list)[:n]
+			shown := firstListed(*list)
+			o.Omitted += len(*list) - len(shown)
+			*list = shown
 		}
 		e.Overlay = &o
 	}
 	return e
 }
+
+// firstListed returns as much of a list as a record holds.
+func firstListed[T any](list []T) []T { return list[:min(len(list), record.MaxListed)] }
