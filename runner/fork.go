@@ -19,7 +19,7 @@ import (
 	"github.com/caisson-run/caisson/tools/skill"
 )
 
-// forkPoint is where a session begins that is a fork: what it has of its parent.
+// forkPoint is what a fork takes over from its parent.
 type forkPoint struct {
 	parent record.Parent
 	// history is the conversation, view how requests show it, and notice what the
@@ -27,38 +27,37 @@ type forkPoint struct {
 	history []loop.Message
 	view    *loop.View
 	notice  boundary.Text
-	// skills are those of the parent, as it has loaded them.
+	// skills are the parent's, including which ones it has loaded.
 	skills *skill.Set
-	// loaded are the tools of servers that the parent has loaded.
+	// loaded are the MCP tools that the parent has loaded.
 	loaded []tools.Name
 	// changed is the parent's tracker with the frozen changes, nil if there can be
 	// none.
 	changed tracker.Forker
 }
 
-// isContinued reports whether a session goes on with a conversation.
+// isContinued reports whether a session takes over a conversation.
 func (p *forkPoint) isContinued() bool { return p != nil && len(p.history) > 0 }
 
 // reasonFork is why commands end when their session is forked.
 const reasonFork = "the session was forked"
 
-// Fork makes n sessions that go on from here: with the conversation so far and the
-// workspace as it is now, which is not copied. The parent goes on too. It must be
-// between turns. Its commands in the background end and its sandbox is taken down; a
-// session starts a sandbox when a call needs it. Models are told.
+// Fork makes n sessions that continue from here, with the conversation so far and the
+// workspace as it is now, which is not copied. The parent continues too. It must be between
+// turns. Its background commands end and its sandbox is taken down; parent and forks each
+// start a sandbox when a call needs it. Their models are told.
 //
-// Forks have the options of the parent with budgets, an approval broker and hooks of
-// their own: no broker, and no hooks but Hint, Notify and Force, unless [Hooks.OnFork]
-// sets them. They don't apply their changes at their end, use frozen caches, and have
-// a directory of their own below the state directory, which Close closes. The
-// workspace must stay open until all are closed. Cancelling ctx is as for [Open].
+// Forks have the parent's options, and count their budgets separately. They have no approval
+// broker, and only the hooks Hint, Notify, Force and OnFork, unless [Hooks.OnFork] sets more.
+// They don't apply their changes when they end, use frozen caches, and each have a directory
+// below the state directory, which Close closes. The workspace must stay open until all of
+// them are closed. Cancelling ctx is as for [Open].
 //
-// A copy is collected before. Files that can't be brought back, such as those that
-// commands closed to themselves, would be missing then: that is an error.
+// In copy mode, the changes are collected first. It is an error if some can't be collected,
+// for example because commands made a file unreadable.
 //
-// Its errors wrap [sandbox.ErrUnsupported] in bind mode, and [ErrBusy] or [ErrOver] as
-// those of [Session.Start]. The parent is usable after an error, and there are no
-// forks.
+// Errors wrap [sandbox.ErrUnsupported] in bind mode, and [ErrBusy] or [ErrOver] like
+// [Session.Start]. After an error there are no forks, and the parent can still be used.
 func (s *Session) Fork(ctx context.Context, n int) ([]*Session, error) {
 	if n < 1 {
 		return nil, fmt.Errorf("fork session: %d forks", n)
@@ -74,8 +73,8 @@ func (s *Session) Fork(ctx context.Context, n int) ([]*Session, error) {
 	return forks, nil
 }
 
-// openForks makes n sessions that go on from s, whose commands end for a reason, with
-// options that configure changes. In bind mode they share the workspace.
+// openForks makes n forks of s, also in bind mode, where they share the workspace. reason is
+// why the commands of s end. configure, which may be nil, changes the options of each fork.
 func (s *Session) openForks(ctx context.Context, n int, reason string, configure func(number int, o *Options)) ([]*Session, error) {
 	done, err := s.calls.exclude(s.turns.hold)
 	if err != nil {
@@ -117,7 +116,7 @@ func (s *Session) openForks(ctx context.Context, n int, reason string, configure
 	return forks, nil
 }
 
-// asParent returns the place in the records of a session at which it is forked.
+// asParent returns the position in the session's records at which it is forked.
 func (s *Session) asParent() record.Parent {
 	p := record.Parent{Session: s.opts.Dir.Session}
 	if ended := s.turns.ended; ended != nil {
@@ -127,8 +126,8 @@ func (s *Session) asParent() record.Parent {
 	return p
 }
 
-// openFork opens the fork with a number of a session with options. configure, which may be nil,
-// changes them.
+// openFork opens one fork of a session with options o. configure, which may be nil, changes
+// the fork's options.
 func openFork(ctx context.Context, o Options, point *forkPoint, number int, configure func(number int, o *Options)) (_ *Session, err error) {
 	state := filepath.Dir(filepath.Dir(o.Dir.Path))
 	if o.Dir, err = sessiondir.Create(state, o.Secrets); err != nil {
@@ -152,7 +151,7 @@ func openFork(ctx context.Context, o Options, point *forkPoint, number int, conf
 	return Open(ctx, o)
 }
 
-// forkNotice tells a model of the fork of its session, which ended commands.
+// forkNotice tells a model that its session was forked, which ended a number of commands.
 func forkNotice(ended int) boundary.Text {
 	text := boundary.Text("The session was continued in a fresh sandbox on the same workspace: files of the workspace are kept; /tmp, the home directory and running programs are gone.")
 	if ended > 0 {

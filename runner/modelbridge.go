@@ -41,8 +41,8 @@ type modelBridge struct {
 	saidBytes int
 
 	mu sync.Mutex
-	// unwritten counts the calls whose bodies and messages are not recorded yet. written is
-	// told of each that is.
+	// unwritten counts the calls whose bodies and messages are not recorded yet. written
+	// signals when one is.
 	unwritten int
 	written   *sync.Cond // of mu
 	totals    record.BridgeTotals

@@ -106,8 +106,8 @@ type SandboxOptions struct {
 	// RefuseLost refuses a sandbox whose attestation lists lost protections.
 	RefuseLost bool
 
-	// startOnDemand starts the sandbox when a call needs it, and not beside the
-	// first model call: of forks, and in tests.
+	// startOnDemand starts the sandbox when a call needs it instead of during the first
+	// model call. Forks and tests set it.
 	startOnDemand bool
 }
 
@@ -274,9 +274,9 @@ type Hooks struct {
 	// Beside runs in the background once the first record is written. The warnings that it
 	// returns are recorded. The session's end waits for it.
 	Beside func(ctx context.Context) []string
-	// OnFork changes the options of a fork, whose number counts from 0, before it is
-	// opened: its model, broker, policy, budgets and hooks. The directory, the
-	// workspace and its mode must stay. See [Session.Fork].
+	// OnFork changes the options of a fork before it is opened: its model, broker, policy,
+	// budgets and hooks, but not its directory, its workspace or the mode. number counts the
+	// forks from 0. See [Session.Fork].
 	OnFork func(number int, o *Options)
 	// Force destroys the sandbox at once when closed, without waiting for commands. It may be
 	// nil.

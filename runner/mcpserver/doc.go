@@ -14,7 +14,7 @@
 //	notifications/cancelled ─────────────▶ the context of the call ends
 //	end of input, DELETE, idle too long ─▶ Session.Close: container gone, records kept
 //
-// The server asks the client nothing but its roots: no sampling, no
-// elicitation. A client must not answer the policy's prompts, because its agent
-// could answer for itself.
+// The server asks the client only for its roots: no sampling, no elicitation. A
+// client must not answer the policy's prompts, because its agent could answer
+// for itself.
 package mcpserver

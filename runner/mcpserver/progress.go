@@ -90,8 +90,8 @@ func (p *progress) sendAll() {
 	}
 }
 
-// sendPending sends the pending output, or nothing but the time after a
-// silence. It reports whether the client can still be reached.
+// sendPending sends the pending output or, after a silence, only the elapsed
+// time. It reports whether the client can still be reached.
 func (p *progress) sendPending() bool {
 	p.mu.Lock()
 	for _, w := range p.streams {

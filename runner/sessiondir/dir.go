@@ -32,8 +32,8 @@ const LogFile = "log.jsonl"
 // OverlayDir is the directory of an overlay session's layers, below the session's directory.
 const OverlayDir = "overlay"
 
-// FrozenLayers returns the directory of the layers that several overlay sessions
-// share, for the directory of a session.
+// FrozenLayers returns the directory of the layers that overlay sessions share, given the
+// directory of any session.
 func FrozenLayers(session string) string {
 	return filepath.Join(stateOf(session), "layers")
 }

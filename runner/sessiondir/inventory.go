@@ -61,12 +61,12 @@ func KeepInventory(dir, workspace string, repositories []string) (remove func() 
 	return lock.Remove, nil
 }
 
-// NewRepository is a repository that appeared during a session that was then killed.
+// NewRepository is a repository that appeared during a session that was killed.
 type NewRepository struct{ Path, Session string }
 
-// TakeNewRepositories returns the repositories of now that did not exist when a session began on
-// this workspace that was then killed. dir is this session's directory. It removes the lists that
-// it compared.
+// TakeNewRepositories compares the repositories of now with the lists that killed sessions on this
+// workspace left. It returns the ones that such a list lacks, and removes the lists. dir is this
+// session's directory.
 func TakeNewRepositories(dir, workspace string, now []string) ([]NewRepository, error) {
 	var out []NewRepository
 	var errs []error

@@ -329,8 +329,8 @@ func placeAudit(out *os.File, dir string) error {
 	return state.SyncDir(dir)
 }
 
-// bulk calls place and then removes what a shortened session does not keep. It returns the size of
-// that. The log goes last: its lock protects the directory.
+// bulk calls place, then removes what a shortened session does not keep and returns its size. The
+// log goes last: its lock protects the directory.
 func bulk(dir string, stays []string, dry bool, place func() error) (int64, error) {
 	files, err := bulkFiles(dir, stays)
 	if err != nil {

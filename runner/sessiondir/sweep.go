@@ -17,10 +17,10 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// Sweep removes what sessions left whose process is dead, unless a backend noted it: the socket for
-// users' commands, the sandbox's directory if that empties it, kept output of commands, the
-// session's own workspace, unfinished layers, the directory of a session in which nothing ran, and
-// frozen layers that no session needs. Records and logs stay. It looks at all sessions, continues
+// Sweep removes what dead sessions left, unless a backend noted it: the socket for users' commands,
+// the sandbox's directory if that empties it, kept output of commands, the session's own workspace,
+// unfinished layers, the directory of a session in which nothing ran, and frozen layers that no
+// session needs. Records and logs stay. It looks at all sessions, continues
 // after errors, and returns how many directories of sandboxes and workspaces it removed.
 func Sweep(stateDir string) (int, error) {
 	all, err := List(stateDir)

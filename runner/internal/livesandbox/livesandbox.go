@@ -45,8 +45,8 @@ type Options struct {
 	// Network connects commands to the network; nil for none. It is bound to each generation
 	// that runs commands.
 	Network Network
-	// Touched reports that the workspace shows more than the original directory
-	// before anything has run in the sandbox: it is that of a fork.
+	// Touched reports that the workspace differs from the original directory before anything
+	// has run in the sandbox, because the session is a fork.
 	Touched bool
 	// Copy reports that the workspace is a copy, whose changes are collected. With
 	// Checkpoints, [Executor.StartCheckpoint] collects them too, and a sandbox lost for other

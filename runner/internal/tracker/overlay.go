@@ -142,7 +142,7 @@ func (o *overlayTracker) Fork(of Options) (Tracker, error) {
 }
 
 func (o *overlayTracker) StartRecording(ctx context.Context) {
-	if o.isDone() { // of the session that this one is a fork of
+	if o.isDone() { // by the parent of this fork, or before this session was resumed
 		return
 	}
 	o.runInBackground(func() error {
