@@ -241,7 +241,7 @@ func TestPipeIsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Open(); err == nil || !strings.Contains(err.Error(), "is not a regular file") {
+	if _, err := s.openFile(); err == nil || !strings.Contains(err.Error(), "is not a regular file") {
 		t.Errorf("open: %v", err)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"io"
+	"math"
 	"time"
 
 	"github.com/caisson-run/caisson/runner/record"
@@ -59,7 +60,7 @@ func walkSession(s Session, visit func(record.Record), step func(Step), again fu
 			step(s)
 		}
 	})
-	err := o.scanRecords(s, again, func(_ *Reader, r record.Record) {
+	err := o.scanRecords(s, again, func(_ *record.Reader, r record.Record) {
 		steps.Record(r)
 		if visit != nil {
 			visit(r)
@@ -76,18 +77,19 @@ func newOverview(s Session) Overview {
 // scanRecords adds a session's records, up to the first damaged one, and calls
 // visit with each. again, if not nil, is called at the end of the records of a
 // live session and reports whether to continue with records added since.
-func (o *Overview) scanRecords(s Session, again func() bool, visit func(*Reader, record.Record)) error {
-	in, err := s.Open()
+func (o *Overview) scanRecords(s Session, again func() bool, visit func(*record.Reader, record.Record)) error {
+	f, err := s.openFile()
 	if err != nil {
 		return err
 	}
-	defer func() { _ = in.Close() }() // only read
+	defer func() { _ = f.Close() }() // only read
+	in := record.NewReader(f)
 	lives := o.Live
 	for {
 		rec, err := in.Next()
 		if errors.Is(err, io.EOF) && again != nil && lives && o.Ended == nil && again() {
 			lives = sessiondir.SessionLives(s.Dir) // read what it wrote before its end
-			in.resumeReading()
+			in = readFrom(f, in.Position(), math.MaxInt64)
 			continue
 		}
 		if err != nil {

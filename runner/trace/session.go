@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -110,23 +109,8 @@ func sessionAtPath(path string) (Session, error) {
 	return s, nil
 }
 
-// Reader reads and verifies the records of one session, like [record.Reader].
-// The caller must close it.
-type Reader struct {
-	*record.Reader
-	file *os.File
-}
-
-// Open opens the records. In a running session, they end with what has been
+// openFile opens the records. In a running session, they end with what has been
 // written so far. Errors are of type [*Error].
-func (s Session) Open() (*Reader, error) {
-	f, err := s.openFile()
-	if err != nil {
-		return nil, err
-	}
-	return &Reader{record.NewReader(f), f}, nil
-}
-
 func (s Session) openFile() (*os.File, error) {
 	f, err := record.OpenRegular(s.Path)
 	if err != nil {
@@ -139,15 +123,6 @@ func (s Session) openFile() (*os.File, error) {
 func readFrom(f *os.File, at record.Position, end int64) *record.Reader {
 	return record.ResumeReader(io.NewSectionReader(f, at.Offset, end-at.Offset), at)
 }
-
-// resumeReading continues after the last good record, with records added to the
-// file since.
-func (r *Reader) resumeReading() {
-	r.Reader = readFrom(r.file, r.Position(), math.MaxInt64)
-}
-
-// Close closes the file.
-func (r *Reader) Close() error { return r.file.Close() }
 
 // Reason is the reason of an [Error].
 type Reason string

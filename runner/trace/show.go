@@ -369,7 +369,7 @@ func writeLines(w io.Writer, s Session, begin, between, end string) (Overview, e
 	over := newOverview(s)
 	out := bufio.NewWriterSize(w, 64<<10)
 	_, _ = out.WriteString(begin) // Flush returns the error of a failed write
-	err := over.scanRecords(s, nil, func(in *Reader, _ record.Record) {
+	err := over.scanRecords(s, nil, func(in *record.Reader, _ record.Record) {
 		if over.Records > 1 {
 			_, _ = out.WriteString(between)
 		}

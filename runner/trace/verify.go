@@ -43,7 +43,7 @@ type Verdict struct {
 // of type [*Error], only if the records can't be read.
 func Verify(s Session) (Verdict, error) {
 	o, v := newOverview(s), Verdict{Session: s.ID}
-	err := o.scanRecords(s, nil, func(_ *Reader, r record.Record) {
+	err := o.scanRecords(s, nil, func(_ *record.Reader, r record.Record) {
 		v.Ended = r.Kind == record.KindSessionEnded
 		for _, value := range record.SpilledValues(r) {
 			v.Values++
