@@ -35,7 +35,7 @@ type line struct {
 // only encoder of records. Characters that a terminal would obey or not show
 // are \u escapes, so that a line can be printed as it is.
 func Encode(r Record) ([]byte, error) {
-	out, err := marshalUnescaped(line{
+	out, err := MarshalSafe(line{
 		SchemaVersion: r.SchemaVersion, Seq: r.Seq, ID: r.ID,
 		Time:    r.Time.UTC().Format(TimeLayout),
 		Session: r.Session, Turn: r.Turn, Parent: r.Parent,
@@ -44,7 +44,7 @@ func Encode(r Record) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode record %d: %w", r.Seq, err)
 	}
-	return SafeJSON(out), nil
+	return out, nil
 }
 
 // Decode reads a line that [Encode] wrote. It ignores unknown fields.
@@ -162,6 +162,16 @@ func marshalUnescaped(v any) ([]byte, error) {
 		return nil, err
 	}
 	return bytes.TrimSuffix(buf.Bytes(), []byte("\n")), nil
+}
+
+// MarshalSafe returns a value as one line of JSON, made safe with [SafeJSON] and
+// without escapes for HTML.
+func MarshalSafe(v any) ([]byte, error) {
+	text, err := marshalUnescaped(v)
+	if err != nil {
+		return nil, err
+	}
+	return SafeJSON(text), nil
 }
 
 // LogWriter returns a writer of a log to w. Each Write must have one line of

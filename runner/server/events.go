@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"reflect"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -320,9 +319,9 @@ func (st *stream) sendRecords(upTo int64) (last bool, err error) {
 
 // sendEvent sends one event as JSON, without an ID if id is "".
 func sendEvent(to *httpserver.EventWriter, id, name string, v any) error {
-	var text strings.Builder
-	if err := writeJSON(&text, v); err != nil {
+	text, err := record.MarshalSafe(v)
+	if err != nil {
 		return err
 	}
-	return to.Event(id, name, text.String())
+	return to.Event(id, name, string(text))
 }

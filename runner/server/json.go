@@ -44,14 +44,11 @@ func jsonFormat() huma.Format {
 
 // writeJSON writes one value in one line, with invisible characters as escapes.
 func writeJSON(w io.Writer, v any) error {
-	var buf bytes.Buffer
-	enc := json.NewEncoder(&buf)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(v); err != nil {
+	text, err := record.MarshalSafe(v)
+	if err != nil {
 		return err
 	}
-	text := record.SafeJSON(bytes.TrimSuffix(buf.Bytes(), []byte("\n")))
-	_, err := w.Write(append(text, '\n'))
+	_, err = w.Write(append(text, '\n'))
 	return err
 }
 

@@ -1,7 +1,6 @@
 package server
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -19,6 +18,7 @@ import (
 
 	"github.com/caisson-run/caisson/runner/internal/httpserver"
 	"github.com/caisson-run/caisson/runner/internal/terminal"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -317,11 +317,11 @@ func (t *terminalConn) write(ctx context.Context, kind websocket.MessageType, p 
 }
 
 func (t *terminalConn) send(ctx context.Context, e TerminalEvent) error {
-	var text bytes.Buffer
-	if err := writeJSON(&text, e); err != nil {
+	text, err := record.MarshalSafe(e)
+	if err != nil {
 		return err
 	}
-	return t.write(ctx, websocket.MessageText, bytes.TrimSuffix(text.Bytes(), []byte("\n")))
+	return t.write(ctx, websocket.MessageText, text)
 }
 
 // end sends the last message and closes the connection.

@@ -2,7 +2,6 @@ package trace
 
 import (
 	"bufio"
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -358,14 +357,12 @@ func (a *atif) writeJSON(v any) {
 	if a.err != nil {
 		return
 	}
-	var buf bytes.Buffer
-	enc := json.NewEncoder(&buf)
-	enc.SetEscapeHTML(false) // the document is not HTML
-	if a.err = enc.Encode(v); a.err != nil {
-		return
-	}
 	// A trajectory may be shown on a terminal, so escape control characters and
 	// invisible ones as in records.
-	a.writeString(string(record.SafeJSON(bytes.TrimSuffix(buf.Bytes(), []byte("\n")))))
-	a.writeString("\n")
+	text, err := record.MarshalSafe(v)
+	if err != nil {
+		a.err = err
+		return
+	}
+	a.writeString(string(text) + "\n")
 }

@@ -281,7 +281,7 @@ func (q Question) Words() string {
 const shownLines = 12
 
 func (p *printer) writeText(s, code string) {
-	safe, _ := tools.DisplayLines(strings.TrimRight(s, "\n"))
+	safe := displayLines(s)
 	if safe == "" {
 		return
 	}
