@@ -104,9 +104,13 @@ func (s *session) startCommand(in NewExec, key string, resumes bool, from client
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	c, joined, err := s.sandbox.commands.addCommand(filepath.Join(s.dir, sessiondir.OutputDir), labelledKey(key, from), sum, resumes, cancel, on)
-	if err != nil || joined {
+	if err != nil {
 		cancel(nil)
-		return c, s.keptProblem(err)
+		return nil, s.asProblem("keep output", err)
+	}
+	if joined {
+		cancel(nil)
+		return c, nil
 	}
 	command.ID, command.Client = c.id, from.name()
 	if on == nil {
@@ -141,13 +145,6 @@ func (s *session) commandTime() time.Duration {
 	s.recMu.Lock()
 	defer s.recMu.Unlock()
 	return time.Duration(s.facts.Resources.CommandTimeMS) * time.Millisecond
-}
-
-func (s *session) keptProblem(err error) error {
-	if _, ok := err.(*Problem); ok || err == nil { //nolint:errorlint // addCommand wraps none
-		return err
-	}
-	return s.internalProblem("keep output", err)
 }
 
 // addCommand adds a command that is about to run, or returns the one with the
@@ -197,6 +194,16 @@ func (x *commands) endCommand() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.running--
+}
+
+// releaseCommand is called when a client leaves a command. It cancels a command that
+// no other client can join, and forgets it once it has ended.
+func (x *commands) releaseCommand(c *command) {
+	if c.key == "" {
+		c.cancel(errClientGone)
+		<-c.done
+		x.forgetCommand(c)
+	}
 }
 
 // forgetCommand removes a command without a key, and its output.

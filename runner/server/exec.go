@@ -274,17 +274,12 @@ type execReader struct {
 	events *httpserver.EventWriter
 }
 
-// close ends the reading. It cancels a command that no other client can join,
-// and forgets it once it has ended.
+// close ends the reading, and releases the command.
 func (r *execReader) close() {
 	if r.output != nil {
 		_ = r.output.Close() // only read
 	}
-	if r.command.key == "" {
-		r.command.cancel(errClientGone)
-		<-r.command.done
-		r.live.sandbox.commands.forgetCommand(r.command)
-	}
+	r.live.sandbox.commands.releaseCommand(r.command)
 }
 
 var streamNames = [outputlog.Streams]string{"stdout", "stderr"}

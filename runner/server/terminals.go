@@ -187,19 +187,9 @@ func (t *terminalConn) serve(ctx context.Context, key string) {
 	if sending {
 		t.live.follows.Done()
 	}
-	t.forget(c)
+	t.live.sandbox.commands.releaseCommand(c)
 	if last != (TerminalEvent{}) && err == nil {
 		t.close(last)
-	}
-}
-
-// forget cancels a command that no other client can join, and forgets it once it
-// has ended.
-func (t *terminalConn) forget(c *command) {
-	if c.key == "" {
-		c.cancel(errClientGone)
-		<-c.done
-		t.live.sandbox.commands.forgetCommand(c)
 	}
 }
 
