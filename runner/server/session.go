@@ -321,12 +321,16 @@ func (s *session) close(client string) {
 }
 
 func (s *session) finishClose(client string) {
-	if s.adopted != nil {
-		s.feed.closeFeed()
-		s.onClosed()
-		close(s.closed)
-		return
+	if s.adopted == nil {
+		s.closeRun(client)
 	}
+	s.feed.closeFeed()
+	s.onClosed()
+	close(s.closed)
+}
+
+// closeRun ends the run, and sets report.
+func (s *session) closeRun(client string) {
 	s.report = s.run.CloseFor(client)
 	s.follows.Wait()
 	if s.sandbox != nil {
@@ -337,9 +341,6 @@ func (s *session) finishClose(client string) {
 	s.done()
 	s.metrics.ended.WithLabelValues(string(s.report.Reason)).Inc()
 	s.log.Info("session ended", zap.String("session", s.id), zap.String("reason", string(s.report.Reason)), zap.Strings("left", s.report.Left))
-	s.feed.closeFeed()
-	s.onClosed()
-	close(s.closed)
 }
 
 func (s *session) isEnding() bool {
