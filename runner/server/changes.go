@@ -113,13 +113,11 @@ func (a changesAPI) readDiff(ctx context.Context, id string) (Diff, string, erro
 	if live := a.sessions.liveSession(id); live != nil {
 		d, err := live.run.Differences(ctx)
 		if err == nil {
-			v := live.sessionView(false)
-			out, patch := diffView(id, d)
-			out.State, out.Mode = v.State, v.Mode
-			if sandbox.WorkspaceMode(v.Mode).KeepsChanges() {
+			out := diffView(live.sessionView(false), d)
+			if sandbox.WorkspaceMode(out.Mode).KeepsChanges() {
 				out.Changes = string(overlay.Kept)
 			}
-			return out, patch, nil
+			return out, d.Patch, nil
 		}
 		if !errors.Is(err, runner.ErrOver) {
 			return Diff{}, "", a.sessions.internalProblem("compare workspace", err)
@@ -140,22 +138,12 @@ func waitClosed(ctx context.Context, closed <-chan struct{}) error {
 	}
 }
 
-func diffView(id string, d changes.Differences) (Diff, string) {
-	out := Diff{
-		Session: id, Files: record.NonNil(d.Changed), FilesOmitted: d.ChangedOmitted, Count: d.Count,
+func diffView(v Session, d changes.Differences) Diff {
+	return Diff{
+		Session: v.ID, State: v.State, Mode: v.Mode, Files: record.NonNil(d.Changed), FilesOmitted: d.ChangedOmitted, Count: d.Count,
 		HostExecuted: record.NonNil(d.HostExecuted), HostExecutedOmitted: d.HostExecutedOmitted, Conflicts: record.NonNil(d.Conflicts), LeftOut: record.NonNil(d.LeftOut),
-		Incomplete: d.Incomplete,
+		Incomplete: d.Incomplete, Patch: d.Patch[:min(len(d.Patch), maxPatchBytes)], PatchPartial: len(d.Patch) > maxPatchBytes || !utf8.ValidString(d.Patch),
 	}
-	out.setPatch(d.Patch)
-	return out, d.Patch
-}
-
-func (d *Diff) setPatch(patch string) {
-	d.Patch = patch
-	if len(patch) > maxPatchBytes {
-		d.Patch = patch[:maxPatchBytes]
-	}
-	d.PatchPartial = len(patch) > maxPatchBytes || !utf8.ValidString(patch)
 }
 
 // readPastDiff reads the changes of a session that is not live here: the kept
@@ -167,7 +155,7 @@ func (a changesAPI) readPastDiff(ctx context.Context, id, dir string) (Diff, str
 	}
 	v := p.sessionView(a.sessions.archive.isLive(id), false)
 	if v.State == StateElsewhere {
-		return Diff{}, "", newProblem(http.StatusConflict, "elsewhere", "session "+id+" runs in another process", "Ask again once it has ended")
+		return Diff{}, "", runsElsewhere(id, "Ask again once it has ended")
 	}
 	layers, err := sessiondir.OpenChanges(a.sessions.archive.stateDir, id)
 	if err == nil {
@@ -176,11 +164,10 @@ func (a changesAPI) readPastDiff(ctx context.Context, id, dir string) (Diff, str
 		if err != nil {
 			return Diff{}, "", err
 		}
-		out, patch := diffView(id, d)
-		out.State, out.Mode, out.Changes = v.State, v.Mode, string(overlay.Kept)
-		return out, patch, nil
+		out := diffView(v, d)
+		out.Changes = string(overlay.Kept)
+		return out, d.Patch, nil
 	}
-	out := Diff{Session: id, State: v.State, Mode: v.Mode, Files: []record.Changed{}, HostExecuted: []record.HostExecuted{}, Conflicts: []Note{}, LeftOut: []Note{}}
 	var report record.SessionEnded
 	text, err := os.ReadFile(filepath.Join(dir, "report.json"))
 	switch {
@@ -190,22 +177,22 @@ func (a changesAPI) readPastDiff(ctx context.Context, id, dir string) (Diff, str
 	default:
 		return Diff{}, "", newProblem(http.StatusGone, "no_changes", "session "+id+" was interrupted, and left no list of its changes", "In bind mode, its changes are in the workspace")
 	}
-	out.Files = record.NonNil(report.Changed)
-	out.FilesOmitted = report.ChangedOmitted
-	out.Count = report.ChangedCount
-	out.HostExecuted = record.NonNil(report.HostExecuted)
-	out.HostExecutedOmitted = report.HostExecutedOmitted
-	out.Incomplete = report.Incomplete
-	if report.Overlay != nil {
-		out.Changes = a.layersState(dir, report.Overlay)
-		out.Conflicts, out.LeftOut = record.NonNil(report.Overlay.Conflicts), record.NonNil(report.Overlay.LeftOut)
-	}
 	patch, err := os.ReadFile(filepath.Join(dir, record.PatchFile))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return Diff{}, "", a.sessions.internalProblem("read patch", err)
 	}
-	out.setPatch(string(patch))
-	return out, string(patch), nil
+	d := changes.Differences{
+		Changed: report.Changed, ChangedOmitted: report.ChangedOmitted, Count: report.ChangedCount,
+		HostExecuted: report.HostExecuted, HostExecutedOmitted: report.HostExecutedOmitted, Patch: string(patch), Incomplete: report.Incomplete,
+	}
+	if report.Overlay != nil {
+		d.Conflicts, d.LeftOut = report.Overlay.Conflicts, report.Overlay.LeftOut
+	}
+	out := diffView(v, d)
+	if report.Overlay != nil {
+		out.Changes = a.layersState(dir, report.Overlay)
+	}
+	return out, d.Patch, nil
 }
 
 func (a changesAPI) layersState(dir string, then *record.OverlayResult) string {
@@ -276,7 +263,7 @@ func (a changesAPI) applyChanges(ctx context.Context, id string, r ApplyRequest)
 		return Applied{}, a.sessions.internalProblem("read session", err)
 	}
 	if p.sessionView(a.sessions.archive.isLive(id), false).State == StateElsewhere {
-		return Applied{}, newProblem(http.StatusConflict, "elsewhere", "session "+id+" runs in another process", "End it there")
+		return Applied{}, runsElsewhere(id, "End it there")
 	}
 	// The apply is completed even if the client leaves, and the server waits
 	// for it.

@@ -251,7 +251,7 @@ func (r *registry) requireLive(id string) (*session, error) {
 		return nil, err
 	}
 	if v.State == StateElsewhere {
-		return nil, newProblem(http.StatusConflict, "elsewhere", "session "+id+" runs in another process", "Use that process")
+		return nil, runsElsewhere(id, "Use that process")
 	}
 	return nil, sessionEnded(id)
 }
@@ -264,6 +264,10 @@ func (r *registry) findDir(id string) (string, error) {
 		return "", noSession()
 	}
 	return dir, nil
+}
+
+func runsElsewhere(id, hint string) *Problem {
+	return newProblem(http.StatusConflict, "elsewhere", "session "+id+" runs in another process", hint)
 }
 
 func noSession() *Problem {

@@ -145,7 +145,7 @@ func (a sessionsAPI) endSession(ctx context.Context, id string) (Session, error)
 	}
 	v, err := a.sessions.viewSession(id, true)
 	if err == nil && v.State == StateElsewhere {
-		err = newProblem(http.StatusConflict, "elsewhere", "session "+id+" runs in another process", "End it there")
+		err = runsElsewhere(id, "End it there")
 	}
 	return v, err
 }
