@@ -204,7 +204,7 @@ func (c *call) reserve() bool {
 	entry, err := c.bridge.opts.Ledger.Reserve(c.r.Context(), q.profile.Name, demand)
 	switch limit, ok := errors.AsType[*limits.ExceededError](err); {
 	case ok:
-		c.report.Limit, c.report.Exhausted = limit, c.budget.probe(c.r.Context(), c.bridge.opts.Ledger, q.profile) != nil
+		c.report.Limit, c.report.Exhausted = limit, probe(c.r.Context(), c.bridge.opts.Ledger, q.profile) != nil
 		c.refuseAs(ClassBudget, http.StatusBadRequest, limit.Error(), nil)
 		return false
 	case err != nil && c.r.Context().Err() != nil:
@@ -268,7 +268,7 @@ func (c *call) forward() {
 		return
 	}
 	c.writeHeader(res)
-	c.end(ctx, res.StatusCode, c.copyAnswer(res, cancel))
+	c.end(ctx, res.StatusCode, c.copyAnswer(res))
 }
 
 // checkResponse hides the profile's secrets in a response. It refuses redirects, since
@@ -309,7 +309,7 @@ func (c *call) writeHeader(res *http.Response) {
 }
 
 // copyAnswer passes the answer's body on and counts it.
-func (c *call) copyAnswer(res *http.Response, cancel context.CancelCauseFunc) error {
+func (c *call) copyAnswer(res *http.Response) error {
 	control := http.NewResponseController(c.w)
 	idle := c.request.profile.IdleTimeout
 	defer func() { _ = control.SetWriteDeadline(time.Time{}) }() // of the next answer
@@ -324,7 +324,7 @@ func (c *call) copyAnswer(res *http.Response, cancel context.CancelCauseFunc) er
 	}
 	buf := make([]byte, 4<<10) // small, so that a cut comes soon
 	for left := int64(MaxAnswerBytes); ; {
-		timer := time.AfterFunc(idle, func() { cancel(errSilent) })
+		timer := time.AfterFunc(idle, func() { c.cancel(errSilent) })
 		n, err := res.Body.Read(buf)
 		timer.Stop()
 		left -= int64(n)
@@ -350,14 +350,14 @@ type answerWriter interface {
 	write(data []byte, last bool) error
 }
 
-// pass sends a part of the answer to the agent.
-func (c *call) pass(data []byte) error {
+// pass sends a part of the answer to the agent, until the agent has gone.
+func (c *call) pass(data []byte) {
 	if len(data) == 0 {
-		return nil
+		return
 	}
 	c.report.Answer = append(c.report.Answer, data...)
 	if c.gone.Load() {
-		return nil
+		return
 	}
 	_, err := c.w.Write(data)
 	if err == nil {
@@ -366,7 +366,6 @@ func (c *call) pass(data []byte) error {
 	if err != nil && !errors.Is(err, http.ErrNotSupported) {
 		c.leave()
 	}
-	return nil
 }
 
 // wholeWriter passes on an answer that is not a stream. Until its end, all of it counts
@@ -384,11 +383,11 @@ func (o *wholeWriter) write(data []byte, last bool) error {
 			return errCut
 		}
 	}
-	if err := c.pass(data); err != nil || !last || o.refused {
-		return err
+	c.pass(data)
+	if last && !o.refused {
+		c.tally.text = 0
+		c.tally.add(c.report.Answer)
 	}
-	c.tally.text = 0
-	c.tally.add(c.report.Answer)
 	return nil
 }
 
@@ -428,14 +427,16 @@ func (o *eventWriter) write(data []byte, last bool) error {
 			continue
 		}
 		if err := o.endEvent(); err != nil {
-			return errors.Join(o.call.pass(text[:event]), err)
+			o.call.pass(text[:event])
+			return err
 		}
 		event = done
 	}
 	if last {
 		o.addLine(text[done:])
 		if err := o.endEvent(); err != nil {
-			return errors.Join(o.call.pass(text[:event]), err)
+			o.call.pass(text[:event])
+			return err
 		}
 		done = len(text)
 	}
@@ -445,9 +446,9 @@ func (o *eventWriter) write(data []byte, last bool) error {
 	if done == 0 {
 		return nil
 	}
-	err := o.call.pass(text[:done])
+	o.call.pass(text[:done])
 	o.pending = slices.Clone(text[done:])
-	return err
+	return nil
 }
 
 func (o *eventWriter) addLine(line []byte) {
@@ -561,7 +562,8 @@ func (c *call) tellFailure(class Class, message string) bool {
 	if mediaType, _, err := mime.ParseMediaType(c.w.Header().Get("Content-Type")); err != nil || mediaType != "text/event-stream" {
 		return false
 	}
-	return c.pass(errorEvent(c.report.Protocol, status, message)) == nil
+	c.pass(errorEvent(c.report.Protocol, status, message))
+	return true
 }
 
 // used returns what counts against limits, nil for nothing, and reports it.
@@ -645,12 +647,12 @@ func (b *budget) covers(ctx context.Context, u limits.Usage) bool {
 // ledger only waits for this call.
 func (b *budget) findLimit(ctx context.Context) {
 	if b.limit == nil {
-		b.limit = b.probe(ctx, b.ledger, b.profile)
+		b.limit = probe(ctx, b.ledger, b.profile)
 	}
 }
 
 // probe returns the limit of which not even the shortest answer's worth is left, or nil.
-func (*budget) probe(ctx context.Context, ledger loop.Ledger, p *Profile) *limits.ExceededError {
+func probe(ctx context.Context, ledger loop.Ledger, p *Profile) *limits.ExceededError {
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), extendTime, errHeld)
 	defer cancel()
 	e, err := ledger.Reserve(ctx, p.Name, limits.Demand{Output: minOutput, MinOutput: minOutput, Price: p.Price})
