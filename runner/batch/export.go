@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -34,12 +33,7 @@ func WritePredictions(w io.Writer, dir, agent string, results []Result) error {
 		if r.Agent != agent || r.Attempt != 1 || !r.Outcome.Judged() && r.Outcome != Suspect {
 			continue
 		}
-		trial := filepath.Join(dir, TrialsDir, r.Key.Name())
-		err := CheckNames(trial)
-		var patch []byte
-		if err == nil {
-			patch, err = os.ReadFile(filepath.Join(trial, PatchFile))
-		}
+		patch, err := readFile(filepath.Join(dir, TrialsDir, r.Key.Name()), PatchFile)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}

@@ -358,11 +358,7 @@ func (l *Ledger) Close() error {
 // if there is none.
 func ReadSpec(dir string) (Spec, error) {
 	var s Spec
-	err := CheckNames(dir)
-	var text []byte
-	if err == nil {
-		text, err = os.ReadFile(filepath.Join(dir, SpecFile))
-	}
+	text, err := readFile(dir, SpecFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return s, fmt.Errorf("%s: %w", dir, ErrNoBatch)
 	}
@@ -406,6 +402,14 @@ func CheckNames(dir string) error {
 		}
 	}
 	return err
+}
+
+// readFile reads a file of a directory that only the harness writes to.
+func readFile(dir, name string) ([]byte, error) {
+	if err := CheckNames(dir); err != nil {
+		return nil, err
+	}
+	return os.ReadFile(filepath.Join(dir, name))
 }
 
 // writeJSON replaces a file durably by indented JSON.

@@ -233,11 +233,7 @@ func ReadResults(dir string) ([]Result, error) {
 // ReadResult returns the result in a finished trial's directory.
 func ReadResult(dir string) (Result, error) {
 	var r Result
-	err := CheckNames(dir)
-	var text []byte
-	if err == nil {
-		text, err = os.ReadFile(filepath.Join(dir, ResultFile))
-	}
+	text, err := readFile(dir, ResultFile)
 	if err == nil {
 		err = json.Unmarshal(text, &r)
 	}

@@ -2,7 +2,6 @@ package batch
 
 import (
 	"archive/tar"
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -248,8 +247,8 @@ func resolveUploads(ctx context.Context, s *runner.Session, list []upload) ([]up
 		}
 		argv = append(argv, u.to)
 	}
-	var out bytes.Buffer
-	if err := executeCommand(ctx, s, "find where artifacts belong", runner.UserCommand{Argv: argv, Stdout: &cappedWriter{&out, maxReward}}); err != nil {
+	out := limits.Head{Size: maxReward}
+	if err := executeCommand(ctx, s, "find where artifacts belong", runner.UserCommand{Argv: argv, Stdout: &out}); err != nil {
 		return nil, err
 	}
 	lines := strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
