@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net"
 	"strings"
+
+	"github.com/caisson-run/caisson/limits"
 )
 
 // NetworkOpened reports that a command or an MCP server is about to be
@@ -170,10 +172,7 @@ func (e *Egress) Words(attested string) string {
 	if e.Unknown == "prompt" && len(e.Allow) == 0 {
 		return "as answered"
 	}
-	text := "1 rule"
-	if n := len(e.Allow); n != 1 {
-		text = fmt.Sprintf("%d rules", n)
-	}
+	text := limits.FormatCount(len(e.Allow), "rule")
 	if len(e.Presets) > 0 {
 		text += " (presets " + strings.Join(e.Presets, ", ") + ")"
 	}

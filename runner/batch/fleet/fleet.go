@@ -218,8 +218,5 @@ func putBytes(ctx context.Context, s results.Store, name string, text []byte) er
 // hasCode reports whether err is a JetStream error with one of the codes.
 func hasCode(err error, codes ...jetstream.ErrorCode) bool {
 	api, ok := errors.AsType[*jetstream.APIError](err)
-	if !ok {
-		return false
-	}
-	return slices.Contains(codes, api.ErrorCode)
+	return ok && slices.Contains(codes, api.ErrorCode)
 }

@@ -18,6 +18,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/batch"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -79,13 +80,8 @@ var pageTemplate = sync.OnceValue(func() *template.Template {
 			}
 			return text
 		},
-		"href": func(name string) string { return (&url.URL{Path: "./" + name}).EscapedPath() },
-		"count": func(n int, what string) string {
-			if n != 1 {
-				what += "s"
-			}
-			return fmt.Sprintf("%d %s", n, what)
-		},
+		"href":    func(name string) string { return (&url.URL{Path: "./" + name}).EscapedPath() },
+		"count":   limits.FormatCount,
 		"date":    func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04 MST") },
 		"machine": func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
 	}).Parse(pageText + trialText + partsText))

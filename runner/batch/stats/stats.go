@@ -21,8 +21,6 @@ var unknown = Interval{math.NaN(), math.NaN()}
 // Known reports whether both bounds are known.
 func (i Interval) Known() bool { return !math.IsNaN(i.Low) && !math.IsNaN(i.High) }
 
-func (i Interval) clampToRate() Interval { return i.clamp(0, 1) }
-
 func (i Interval) clamp(low, high float64) Interval {
 	return Interval{max(low, i.Low), min(high, i.High)}
 }
@@ -87,7 +85,7 @@ func Wilson(passed float64, n int) Interval {
 	rate := passed / size
 	center := (rate + z*z/(2*size)) / (1 + z*z/size)
 	half := z / (1 + z*z/size) * math.Sqrt(rate*(1-rate)/size+z*z/(4*size*size))
-	return Interval{center - half, center + half}.clampToRate()
+	return Interval{center - half, center + half}.clamp(0, 1)
 }
 
 // TInterval returns the interval of the values' mean by Student's distribution. It is
@@ -115,7 +113,7 @@ func RateInterval(rates []float64, oneAttempt bool) Interval {
 		}
 		return Wilson(sum, len(rates))
 	}
-	return TInterval(rates).clampToRate()
+	return TInterval(rates).clamp(0, 1)
 }
 
 // McNemar returns the exact p-value of McNemar's test: the probability that equally
