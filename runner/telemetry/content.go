@@ -84,7 +84,7 @@ func (s *session) addMessage(r record.Record) {
 	if !s.content || s.turn == nil {
 		return
 	}
-	p := record.PayloadOf[record.Message](r)
+	p := record.PayloadOf[record.Message](r) // as far as possible: a long image was cut
 	m := message{Role: string(p.Role), Parts: []part{}}
 	if s.history.arguments == nil {
 		s.history.arguments = map[string]string{}

@@ -20,11 +20,10 @@ import (
 
 // emitLog exports an audit record as a log record, within the turn's span. line
 // is the record's line. Its hash shows later whether the trace was changed.
-func (s *session) emitLog(r record.Record, line []byte) {
+func (s *session) emitLog(r record.Record, p record.Payload, line []byte) {
 	if s.logger == nil || !record.IsAudited(r.Kind) {
 		return
 	}
-	p := record.DecodePayload(r)
 	severity := severityOf(p)
 	sum := sha256.Sum256(line)
 	var out log.Record

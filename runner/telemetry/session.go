@@ -12,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
@@ -93,59 +94,64 @@ func (s *session) observeRecord(r record.Record, line []byte) {
 	if s.turn == nil && r.Turn != "" && r.Turn == s.unfinished && r.Kind != record.KindTurnCancelled {
 		s.startTurn(r) // it continues without another turn.started
 	}
-	s.emitLog(r, line)
-	switch r.Kind {
-	case record.KindSessionCreated, record.KindSessionResumed:
-		p := record.PayloadOf[record.SessionCreated](r) // session.resumed has these fields too
-		s.model = p.Model
-		for _, t := range p.Tools {
-			s.offered[t.Name] = true
-		}
-		s.unfinished = record.PayloadOf[record.SessionResumed](r).Unfinished
-	case record.KindSessionEnded:
+	if r.Kind == record.KindMessage {
+		s.addMessage(r)
+		return
+	}
+	payload := record.DecodePayload(r)
+	s.emitLog(r, payload, line)
+	switch p := payload.(type) {
+	case record.SessionCreated:
+		s.setSession(p)
+	case record.SessionResumed:
+		s.setSession(p.SessionCreated)
+		s.unfinished = p.Unfinished
+	case record.SessionEnded:
 		s.endAll(r.Time)
-	case record.KindTurnStarted:
-		s.startTurn(r)
-	case record.KindTurnCompleted:
-		p := record.PayloadOf[record.TurnCompleted](r)
+	case record.TurnStarted:
+		s.startTurn(r, clientLinks(p)...)
+	case record.TurnCompleted:
 		s.endTurn(r.Time, string(p.Reason), p)
-	case record.KindTurnCancelled:
-		p := record.PayloadOf[record.TurnCancelled](r)
+	case record.TurnCancelled:
 		s.endTurn(r.Time, string(loop.StopCancelled), record.TurnCompleted{
 			Reason: loop.StopCancelled, ModelCalls: p.ModelCalls, ToolCalls: p.ToolCalls, Usage: p.Usage,
 		})
-	case record.KindModelCallStarted:
-		s.startChat(r)
-	case record.KindModelCallCompleted:
-		s.completeChat(r)
-	case record.KindModelCallFailed:
-		s.failChat(r)
-	case record.KindMessage:
-		s.addMessage(r)
-	case record.KindSandboxStarted:
-		p := record.PayloadOf[record.SandboxStarted](r)
+	case record.ModelCallStarted:
+		s.startChat(r, p)
+	case record.ModelCallCompleted:
+		s.completeChat(r, p)
+	case record.ModelCallFailed:
+		s.failChat(r, p)
+	case record.SandboxStarted:
 		if s.turn == nil && len(s.execs) == 0 {
 			// A turn began the start, and was answered before it was done.
 			s.turn = s.last
 			defer func() { s.turn = nil }()
 		}
 		s.addSandbox(r.Time, p.StartMS, p.Attestation)
-	case record.KindSandboxRestarted:
-		p := record.PayloadOf[record.SandboxRestarted](r)
+	case record.SandboxRestarted:
 		s.addSandbox(r.Time, p.StartMS, p.Attestation)
-	case record.KindUserCommandStarted:
-		s.execs[record.PayloadOf[record.UserCommandStarted](r).ExecID] = r.Time
-	case record.KindUserCommandEnded:
-		s.endExec(r)
+	case record.UserCommandStarted:
+		s.execs[p.ExecID] = r.Time
+	case record.UserCommandEnded:
+		s.endExec(r, p)
 	default:
-		s.observeCall(r)
+		s.observeCall(r, payload)
+	}
+}
+
+// setSession sets what spans take from session.created, and from session.resumed.
+func (s *session) setSession(p record.SessionCreated) {
+	s.model = p.Model
+	for _, t := range p.Tools {
+		s.offered[t.Name] = true
 	}
 }
 
 // observeCall takes a record of a tool call, or one that becomes an event of
 // the turn.
-func (s *session) observeCall(r record.Record) {
-	switch p := record.DecodePayload(r).(type) {
+func (s *session) observeCall(r record.Record, payload record.Payload) {
+	switch p := payload.(type) {
 	case record.ConfirmationRequested:
 		c := s.callOf(p.CallID, p.Name, r.Time)
 		c.class, c.approvals = p.Class, append(c.approvals, approvalWait{start: r.Time})
@@ -206,13 +212,13 @@ func (s *session) addEvent(r record.Record, attributes ...attribute.KeyValue) {
 	}
 }
 
-func (s *session) startTurn(r record.Record) {
+func (s *session) startTurn(r record.Record, links ...trace.Link) {
 	s.turn, s.unfinished = &turn{ctx: s.parent, start: r.Time}, ""
 	if s.model.Model == "" {
 		return // the user's own calls: no agent is invoked
 	}
 	s.turn.ctx, s.turn.span = s.tracer.Start(s.parent, "invoke_agent "+agentName, trace.WithTimestamp(r.Time),
-		trace.WithSpanKind(trace.SpanKindInternal), trace.WithLinks(clientLinks(r)...), trace.WithAttributes(
+		trace.WithSpanKind(trace.SpanKindInternal), trace.WithLinks(links...), trace.WithAttributes(
 			keyOperation.String("invoke_agent"), keyAgent.String(agentName), keyProvider.String(providerName(s.model.Provider)),
 			keyAgentVersion.String(s.version), keyRequestModel.String(s.model.Model), keyConversation.String(s.id), attribute.String("caisson.turn.id", r.Turn)))
 }
@@ -220,11 +226,8 @@ func (s *session) startTurn(r record.Record) {
 // clientLinks returns the link to the span in which a client started a turn. It
 // is not the turn's parent, because its flags would decide whether the turn is
 // sampled.
-func clientLinks(r record.Record) []trace.Link {
-	if r.Kind != record.KindTurnStarted {
-		return nil
-	}
-	ctx := propagation.TraceContext{}.Extract(context.Background(), propagation.MapCarrier{"traceparent": record.PayloadOf[record.TurnStarted](r).Traceparent})
+func clientLinks(p record.TurnStarted) []trace.Link {
+	ctx := propagation.TraceContext{}.Extract(context.Background(), propagation.MapCarrier{"traceparent": p.Traceparent})
 	if to := trace.SpanContextFromContext(ctx); to.IsValid() {
 		return []trace.Link{{SpanContext: to}}
 	}
@@ -273,8 +276,7 @@ func setError(span trace.Span, reason string) attribute.KeyValue {
 	return attr
 }
 
-func (s *session) startChat(r record.Record) {
-	p := record.PayloadOf[record.ModelCallStarted](r)
+func (s *session) startChat(r record.Record, p record.ModelCallStarted) {
 	s.releaseSpans(nil) // the held spans have no content
 	labels := modelAttributes(p.Model)
 	span := s.startSpan(r.Time, "chat "+p.Model.Model, trace.SpanKindClient, slices.Concat(labels, []attribute.KeyValue{
@@ -287,20 +289,18 @@ func (s *session) startChat(r record.Record) {
 	s.chats[r.ID] = &chat{span: span, start: r.Time, labels: labels}
 }
 
-func (s *session) completeChat(r record.Record) {
+func (s *session) completeChat(r record.Record, p record.ModelCallCompleted) {
 	c := s.chats[r.Parent]
 	if c == nil {
 		return
 	}
 	delete(s.chats, r.Parent)
-	p := record.PayloadOf[record.ModelCallCompleted](r)
 	c.labels = append(c.labels, keyResponseModel.String(p.Model.Model))
 	c.span.SetAttributes(keyFinish.StringSlice([]string{p.Finish}), keyResponseModel.String(p.Model.Model))
 	c.span.SetAttributes(usageAttributes(p.Usage)...)
 	ctx, with := s.turnContext(), metric.WithAttributes(c.labels...)
 	s.metrics.operation.Record(ctx, r.Time.Sub(c.start).Seconds(), with)
-	s.metrics.tokens.Record(ctx, float64(inputTokens(p.Usage)), with, metric.WithAttributes(keyTokenType.String("input")))
-	s.metrics.tokens.Record(ctx, float64(p.Usage.OutputTokens), with, metric.WithAttributes(keyTokenType.String("output")))
+	s.countTokens(ctx, p.Usage, with)
 	if p.FirstDeltaMS != nil {
 		first := time.Duration(*p.FirstDeltaMS) * time.Millisecond
 		c.span.SetAttributes(keyStream.Bool(true), keyFirstChunk.Float64(first.Seconds()))
@@ -309,12 +309,16 @@ func (s *session) completeChat(r record.Record) {
 	s.endOrHold(held{span: c.span, end: r.Time, message: r.ID, finish: p.Finish})
 }
 
-func (s *session) failChat(r record.Record) {
+func (s *session) countTokens(ctx context.Context, u limits.Usage, labels metric.MeasurementOption) {
+	s.metrics.tokens.Record(ctx, float64(inputTokens(u)), labels, metric.WithAttributes(keyTokenType.String("input")))
+	s.metrics.tokens.Record(ctx, float64(u.OutputTokens), labels, metric.WithAttributes(keyTokenType.String("output")))
+}
+
+func (s *session) failChat(r record.Record, p record.ModelCallFailed) {
 	c := s.chats[r.Parent]
 	if c == nil {
 		return
 	}
-	p := record.PayloadOf[record.ModelCallFailed](r)
 	if p.Status != 0 {
 		c.span.SetAttributes(attribute.Int("http.response.status_code", p.Status))
 	}
@@ -332,8 +336,7 @@ func (s *session) addChat(r record.Record, p record.EndedModelCall, purpose stri
 	ctx, with := s.turnContext(), metric.WithAttributes(labels...)
 	s.metrics.operation.Record(ctx, took.Seconds(), with)
 	if p.Class == "" {
-		s.metrics.tokens.Record(ctx, float64(inputTokens(p.Usage)), with, metric.WithAttributes(keyTokenType.String("input")))
-		s.metrics.tokens.Record(ctx, float64(p.Usage.OutputTokens), with, metric.WithAttributes(keyTokenType.String("output")))
+		s.countTokens(ctx, p.Usage, with)
 	}
 	span.End(trace.WithTimestamp(r.Time))
 }
@@ -422,8 +425,7 @@ func sandboxAttributes(a sandbox.Attestation) []attribute.KeyValue {
 	}
 }
 
-func (s *session) endExec(r record.Record) {
-	p := record.PayloadOf[record.UserCommandEnded](r)
+func (s *session) endExec(r record.Record, p record.UserCommandEnded) {
 	start, ok := s.execs[p.ExecID]
 	if !ok {
 		return
