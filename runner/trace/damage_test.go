@@ -234,7 +234,7 @@ func TestFindSession(t *testing.T) {
 func TestPipeIsRefused(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, record.TraceFile)
-	if err := mkfifo(path); err != nil {
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	s, err := Find(dir, path)

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/caisson-run/caisson/runner/batch"
@@ -213,7 +214,7 @@ func TestPackTrial(t *testing.T) {
 	}{
 		"small": {func(dir string) error { return os.WriteFile(filepath.Join(dir, "agent", "log"), []byte("x"), 0o600) }, true},
 		"special": {func(dir string) error {
-			return errors.Join(os.WriteFile(filepath.Join(dir, "agent", "log"), []byte("x"), 0o600), makePipe(filepath.Join(dir, "agent", "pipe")))
+			return errors.Join(os.WriteFile(filepath.Join(dir, "agent", "log"), []byte("x"), 0o600), syscall.Mkfifo(filepath.Join(dir, "agent", "pipe"), 0o600))
 		}, true},
 		"large": {func(dir string) error {
 			return os.WriteFile(filepath.Join(dir, "agent", "log"), make([]byte, 2<<20), 0o600)
