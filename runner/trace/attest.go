@@ -9,12 +9,10 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/x509"
-	"encoding/hex"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"path/filepath"
 	"slices"
@@ -237,14 +235,8 @@ func summarize(o Overview) Summary {
 }
 
 func newSubject(name, path string) (Subject, error) {
-	f, err := record.OpenRegular(path)
-	if err != nil {
-		return Subject{}, err
-	}
-	defer func() { _ = f.Close() }() // only read
-	sum := sha256.New()
-	_, err = io.Copy(sum, f)
-	return Subject{Name: name, Digest: map[string]string{"sha256": hex.EncodeToString(sum.Sum(nil))}}, err
+	sum, err := hashFile(path)
+	return Subject{Name: name, Digest: map[string]string{"sha256": sum}}, err
 }
 
 func notAttested(s Session, err error) error {

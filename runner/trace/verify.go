@@ -74,20 +74,26 @@ func verifyRequests(s Session, ended *record.SessionEnded) error {
 	if ended != nil && ended.Network != nil {
 		want = ended.Network.RequestsSHA256
 	}
-	f, err := record.OpenRegular(filepath.Join(s.Dir, record.RequestsFile))
+	got, err := hashFile(filepath.Join(s.Dir, record.RequestsFile))
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && (want == "" || s.Pruned):
 		return nil
 	case err != nil:
 		return fmt.Errorf("the requests in %s can't be read: %w", record.RequestsFile, err)
-	}
-	defer func() { _ = f.Close() }() // only read
-	sum := sha256.New()
-	if _, err := io.Copy(sum, f); err != nil {
-		return fmt.Errorf("the requests in %s can't be read: %w", record.RequestsFile, err)
-	}
-	if got := hex.EncodeToString(sum.Sum(nil)); got != want {
+	case got != want:
 		return fmt.Errorf("the requests in %s were changed: session.ended has another hash", record.RequestsFile)
 	}
 	return nil
+}
+
+// hashFile returns the SHA-256 of a regular file, in hexadecimal.
+func hashFile(path string) (string, error) {
+	f, err := record.OpenRegular(path)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = f.Close() }() // only read
+	sum := sha256.New()
+	_, err = io.Copy(sum, f)
+	return hex.EncodeToString(sum.Sum(nil)), err
 }
