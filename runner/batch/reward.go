@@ -4,14 +4,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"math"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/runner/batch/task"
 )
 
@@ -60,19 +59,10 @@ func ReadRewards(dir string) (map[string]float64, error) {
 // readReward returns the content of a regular, non-empty file.
 func readReward(path string) (string, error) {
 	name := filepath.Base(path)
-	info, err := os.Lstat(path)
-	if err != nil {
-		return "", err
-	}
-	if !info.Mode().IsRegular() || info.Size() > maxReward {
+	text, err := state.Read(path, maxReward)
+	if errors.Is(err, state.ErrDamaged) {
 		return "", &RewardError{RewardUnparsable, name + " is no file of at most 1 MiB"}
 	}
-	f, err := os.Open(path)
-	if err != nil {
-		return "", err
-	}
-	defer func() { _ = f.Close() }() // only read
-	text, err := io.ReadAll(io.LimitReader(f, maxReward))
 	if err == nil && strings.TrimSpace(string(text)) == "" {
 		err = &RewardError{RewardEmpty, name + " is empty"}
 	}
