@@ -258,16 +258,23 @@ func (p *Page) frame(r *http.Request, title, section string) frame {
 	return f
 }
 
+// render returns what a template writes.
+func (p *Page) render(name string, data any) (string, error) {
+	var out strings.Builder
+	err := p.templates().ExecuteTemplate(&out, name, data)
+	return out.String(), err
+}
+
 // write writes a page from a template.
 func (p *Page) write(w http.ResponseWriter, status int, name string, data any) {
-	var out bytes.Buffer // so that an error has its status
-	if err := p.templates().ExecuteTemplate(&out, name, data); err != nil {
+	html, err := p.render(name, data)
+	if err != nil {
 		http.Error(w, fmt.Sprintf("the page %s can't be written: %v", name, err), http.StatusInternalServerError)
 		return
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.WriteHeader(status)
-	_, _ = out.WriteTo(w) // the browser may be gone
+	_, _ = io.WriteString(w, html) // the browser may be gone
 }
 
 type loginView struct {
@@ -357,9 +364,8 @@ func (p *Page) showBatches(w http.ResponseWriter, r *http.Request, u server.User
 }
 
 // formatSince returns the time since t, like 12m or 3d.
-func formatSince(t time.Time) string { return shortTime(time.Since(t)) }
-
-func shortTime(d time.Duration) string {
+func formatSince(t time.Time) string {
+	d := time.Since(t)
 	switch {
 	case d < time.Minute:
 		return fmt.Sprintf("%ds", int(max(d, 0).Seconds()))

@@ -1,11 +1,11 @@
 package page
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -164,18 +164,21 @@ func (st *stream) sendSteps(begun time.Time) error {
 		if len(steps) == 0 {
 			return nil
 		}
-		for i := 0; i < len(steps); {
-			n := i
-			var html bytes.Buffer
-			for ; n < len(steps) && steps[n].Seq == steps[i].Seq; n++ {
-				if err := st.page.templates().ExecuteTemplate(&html, "step", trace.StepView(steps[n], begun, "/s/"+st.id)); err != nil {
-					return err
-				}
+		for len(steps) > 0 {
+			seq := steps[0].Seq
+			n := slices.IndexFunc(steps, func(s trace.Step) bool { return s.Seq != seq })
+			if n < 0 {
+				n = len(steps)
 			}
-			if err := st.Event(strconv.FormatInt(steps[i].Seq, 10), "step", html.String()); err != nil {
+			html, err := st.page.render("steps", stepViews(steps[:n], begun, "/s/"+st.id))
+			if err != nil {
 				return err
 			}
-			st.after, i = steps[i].Seq, n
+			if err := st.Event(strconv.FormatInt(seq, 10), "step", html); err != nil {
+				return err
+			}
+			st.after = seq
+			steps = steps[n:]
 		}
 	}
 }
@@ -188,11 +191,11 @@ func (st *stream) sendOpen(begun time.Time) error {
 		if st.open[s.Call.ID] == s.Seq {
 			continue
 		}
-		var html bytes.Buffer
-		if err := st.page.templates().ExecuteTemplate(&html, "open", trace.StepView(s, begun, "/s/"+st.id)); err != nil {
+		html, err := st.page.render("open", trace.StepView(s, begun, "/s/"+st.id))
+		if err != nil {
 			return err
 		}
-		if err := st.Event("", "open", html.String()); err != nil {
+		if err := st.Event("", "open", html); err != nil {
 			return err
 		}
 	}
@@ -203,13 +206,10 @@ func (st *stream) sendOpen(begun time.Time) error {
 // sendTemplate sends an event with what a template writes, unless that was sent
 // before.
 func (st *stream) sendTemplate(event, name string, data any) error {
-	var html bytes.Buffer
-	if err := st.page.templates().ExecuteTemplate(&html, name, data); err != nil {
+	html, err := st.page.render(name, data)
+	if err != nil || html == st.sent[event] {
 		return err
 	}
-	if html.String() == st.sent[event] {
-		return nil
-	}
-	st.sent[event] = html.String()
-	return st.Event("", event, html.String())
+	st.sent[event] = html
+	return st.Event("", event, html)
 }
