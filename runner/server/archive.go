@@ -4,9 +4,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/caisson-run/caisson/runner/record"
@@ -15,9 +13,7 @@ import (
 )
 
 // No other name is looked up on disk.
-var sessionID = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`^ses_[0-9A-HJKMNP-TV-Z]{26}$`)
-})
+var sessionID = lazyRegexp(`^ses_[0-9A-HJKMNP-TV-Z]{26}$`)
 
 // archive is the sessions in a state directory, of all Caissons of its user.
 type archive struct {

@@ -8,10 +8,8 @@ import (
 	"fmt"
 	"net/http"
 	"reflect"
-	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 	"unicode/utf8"
 
@@ -34,7 +32,7 @@ type NewExec struct {
 	Timeout int64    `json:"timeout_seconds,omitempty" minimum:"1" maximum:"31536000" doc:"wall time; by default, and at most, the sandbox's limit"`
 }
 
-var variable = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*=`) })
+var variable = lazyRegexp(`^[A-Za-z_][A-Za-z0-9_]*=`)
 
 // userCommand returns the command, without its output and ID.
 func (in NewExec) userCommand() (runner.UserCommand, *Problem) {

@@ -24,9 +24,12 @@ const jsonDepth = 16
 
 // jsonKey matches the keys of requests. Other keys are unknown, but could still
 // match a field because encoding/json ignores case.
-var jsonKey = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`^[a-z0-9_]{1,64}$`)
-})
+var jsonKey = lazyRegexp(`^[a-z0-9_]{1,64}$`)
+
+// lazyRegexp returns a function that compiles a regular expression at its first call.
+func lazyRegexp(text string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(text) })
+}
 
 // jsonFormat returns a format that reads requests strictly, and writes
 // responses that are safe to print.

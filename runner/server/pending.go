@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"regexp"
 	"slices"
 	"sync"
 
@@ -16,9 +15,7 @@ import (
 	"github.com/caisson-run/caisson/tools/approval"
 )
 
-var confirmationID = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`^[0-9a-f]{32}$`)
-})
+var confirmationID = lazyRegexp(`^[0-9a-f]{32}$`)
 
 // keptAsked bounds the confirmations whose turn a live session remembers. The
 // broker has the same bound.

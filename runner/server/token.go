@@ -7,10 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"regexp"
 	"slices"
 	"strings"
-	"sync"
 )
 
 // Token is a bearer token. Its label names its holder in records: confirmations
@@ -23,9 +21,7 @@ type Token struct {
 // MinTokenBytes is the shortest token: 128 random bits in base64.
 const MinTokenBytes = 22
 
-var tokenLabel = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
-})
+var tokenLabel = lazyRegexp(`^[A-Za-z0-9._-]{1,64}$`)
 
 // NewToken returns a token of 256 random bits with the given roles.
 func NewToken(label string, roles ...Role) Token {

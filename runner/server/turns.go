@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"math"
 	"net/http"
-	"regexp"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -149,9 +147,7 @@ func (a turnsAPI) addOperations(o operations) {
 		})
 }
 
-var turnID = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`^trn_[0-9A-HJKMNP-TV-Z]{26}$`)
-})
+var turnID = lazyRegexp(`^trn_[0-9A-HJKMNP-TV-Z]{26}$`)
 
 func (a turnsAPI) findTurn(session, id string) (Turn, error) {
 	none := newProblem(http.StatusNotFound, "no_turn", "the session has no such turn", "POST /sessions/{id}/turns returns its id")

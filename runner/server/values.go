@@ -6,9 +6,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strconv"
-	"sync"
 
 	"github.com/danielgtaylor/huma/v2"
 	"go.uber.org/zap"
@@ -34,9 +32,7 @@ func (a valuesAPI) addOperations(o operations) {
 	})
 }
 
-var valueName = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$`)
-})
+var valueName = lazyRegexp(`^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$`)
 
 func (a valuesAPI) openValue(dir, name string) (*huma.StreamResponse, error) {
 	none := newProblem(http.StatusNotFound, "no_value", "the session has no such value", `The "spilled" list of a record names them`)
