@@ -292,7 +292,7 @@ func TestFloodOfAnswers(t *testing.T) {
 		case 2:
 			guess = strings.Repeat("\x1b", 1000) // what no question is called
 		}
-		_, err := live.confirmations.answerConfirmation(context.Background(), turn+strings.Repeat("x", i%3), guess, Answer{Decision: approval.DecisionAllow}, client{label: "mallory", roles: AllRoles()})
+		_, err := live.confirmations.answerConfirmation(context.Background(), turn+strings.Repeat("x", i%3), guess, Answer{Decision: approval.DecisionAllow}, client{label: "mallory", roles: allRoles()})
 		if p, ok := errors.AsType[*Problem](err); ok {
 			got[p.Status]++
 		}

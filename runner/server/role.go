@@ -30,11 +30,11 @@ const (
 	RoleAdmin Role = "admin"
 )
 
-// AllRoles returns all roles.
-func AllRoles() []Role { return []Role{RoleRead, RoleRun, RoleApprove, RoleAdmin} }
+// allRoles returns all roles.
+func allRoles() []Role { return []Role{RoleRead, RoleRun, RoleApprove, RoleAdmin} }
 
-// DefaultRoles returns the roles of a token without any.
-func DefaultRoles() []Role { return []Role{RoleRead, RoleRun} }
+// defaultRoles returns the roles of a token without any.
+func defaultRoles() []Role { return []Role{RoleRead, RoleRun} }
 
 // Roles of routes that don't depend on the token's roles.
 const (
@@ -91,7 +91,7 @@ func clientOf(ctx context.Context) client {
 }
 
 func (c client) hasRole(r Role) bool {
-	return r == roleNone || r == roleAny && len(c.roles) > 0 || slices.Contains(c.roles, r) || slices.Contains(c.roles, RoleAdmin) && slices.Contains(AllRoles(), r)
+	return r == roleNone || r == roleAny && len(c.roles) > 0 || slices.Contains(c.roles, r) || slices.Contains(c.roles, RoleAdmin) && slices.Contains(allRoles(), r)
 }
 
 func (c client) name() string { return "http:" + c.label }

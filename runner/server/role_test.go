@@ -300,14 +300,14 @@ func TestAdminToolsAreAnsweredByAdmins(t *testing.T) {
 }
 
 func TestRolesDoNotIncludeEachOther(t *testing.T) {
-	for _, have := range AllRoles() {
-		for _, need := range AllRoles() {
+	for _, have := range allRoles() {
+		for _, need := range allRoles() {
 			if got, want := (client{roles: []Role{have}}).hasRole(need), have == need || have == RoleAdmin; got != want {
 				t.Errorf("%s has %s: %v", have, need, got)
 			}
 		}
 	}
-	if c := (client{}); slices.ContainsFunc(append(AllRoles(), roleAny, ""), c.hasRole) {
+	if c := (client{}); slices.ContainsFunc(append(allRoles(), roleAny, ""), c.hasRole) {
 		t.Error("no client has a role")
 	}
 	if (client{roles: []Role{RoleAdmin}}).hasRole("") {

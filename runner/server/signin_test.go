@@ -95,10 +95,10 @@ func TestCodes(t *testing.T) {
 // The newest codes and cookies of a client stay; another client's are not touched.
 func TestCodesAreBounded(t *testing.T) {
 	s := newSignIns([]client{{label: "alice"}})
-	bobs, _ := s.newCode(client{"bob", DefaultRoles()})
+	bobs, _ := s.newCode(client{"bob", defaultRoles()})
 	var codes []string
 	for range maxCodes + 1 {
-		code, _ := s.newCode(client{"alice", DefaultRoles()})
+		code, _ := s.newCode(client{"alice", defaultRoles()})
 		codes = append(codes, code)
 	}
 	if len(s.codes) != maxCodes+1 {
@@ -110,7 +110,7 @@ func TestCodesAreBounded(t *testing.T) {
 		}
 	}
 	for i := range maxCookies {
-		code, _ := s.newCode(client{"alice", DefaultRoles()})
+		code, _ := s.newCode(client{"alice", defaultRoles()})
 		if _, ok := s.useCode(code, "127.0.0.1"); !ok {
 			t.Errorf("sign-in %d fails", i)
 		}

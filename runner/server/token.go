@@ -18,8 +18,8 @@ type Token struct {
 	Roles        []Role
 }
 
-// MinTokenBytes is the shortest token: 128 random bits in base64.
-const MinTokenBytes = 22
+// minTokenBytes is the shortest token: 128 random bits in base64.
+const minTokenBytes = 22
 
 var tokenLabel = lazyRegexp(`^[A-Za-z0-9._-]{1,64}$`)
 
@@ -34,15 +34,15 @@ func (t Token) Validate() error {
 	switch {
 	case !tokenLabel().MatchString(t.Label):
 		return fmt.Errorf("token label %q must be 1 to 64 letters, digits, dots, _ and -", t.Label)
-	case len(t.Value) < MinTokenBytes:
-		return fmt.Errorf("the token %s has %d characters, and needs %d at least: make one with openssl rand -hex 32", t.Label, len(t.Value), MinTokenBytes)
+	case len(t.Value) < minTokenBytes:
+		return fmt.Errorf("the token %s has %d characters, and needs %d at least: make one with openssl rand -hex 32", t.Label, len(t.Value), minTokenBytes)
 	case strings.ContainsFunc(t.Value, func(r rune) bool { return r <= ' ' || r > '~' }):
 		return fmt.Errorf("the token %s has a space, or a character that is not printable ASCII", t.Label)
 	case t.Roles != nil && len(t.Roles) == 0:
 		return fmt.Errorf("the token %s: %w: the list is empty", t.Label, ErrRoles)
 	}
 	for _, r := range t.Roles {
-		if !slices.Contains(AllRoles(), r) {
+		if !slices.Contains(allRoles(), r) {
 			return fmt.Errorf("the token %s: %w: %q is not read, run, approve or admin", t.Label, ErrRoles, r)
 		}
 	}
@@ -69,7 +69,7 @@ func newKeyring(tokens []Token) (*keyring, error) {
 		seen[t.Label] = true
 		roles := t.Roles
 		if roles == nil {
-			roles = DefaultRoles()
+			roles = defaultRoles()
 		}
 		k.clients = append(k.clients, client{t.Label, slices.Clone(roles)})
 		k.sums = append(k.sums, sha256.Sum256([]byte(t.Value)))

@@ -16,9 +16,9 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// ATIFVersion is the version of the Agent Trajectory Interchange Format that
+// atifVersion is the version of the Agent Trajectory Interchange Format that
 // [ATIF] writes.
-const ATIFVersion = "ATIF-v1.7"
+const atifVersion = "ATIF-v1.7"
 
 // Unset fields are omitted, because readers of ATIF refuse null and unknown
 // fields. Caisson's own fields are in "extra".
@@ -129,7 +129,7 @@ func (a *atif) writeHead(o Overview) {
 			"provider": c.Model.Provider, "tools": c.Tools, "policy": c.Policy, "workspace_mode": c.WorkspaceMode, "image": c.Image,
 		}
 	}
-	a.writeString(`{"schema_version":` + strconv.Quote(ATIFVersion) + `,"session_id":`)
+	a.writeString(`{"schema_version":` + strconv.Quote(atifVersion) + `,"session_id":`)
 	a.writeJSON(o.Session)
 	a.writeString(`,"agent":`)
 	a.writeJSON(agent)
