@@ -185,7 +185,7 @@ Without Idempotency-Key, the command is cancelled if the connection is lost. Wit
 				return nil, err
 			}
 			if c.err != nil {
-				return nil, a.sandboxes.sessions.commandProblem(live.id, c.err)
+				return nil, live.commandProblem(c.err)
 			}
 			return &body[ExecEnd]{c.end()}, nil
 		})
@@ -212,9 +212,9 @@ func (a execsAPI) runCommand(ctx context.Context, in *execInput) (*huma.StreamRe
 			defer release()
 			defer r.close()
 			req, w := humago.Unwrap(c)
-			r.events = httpserver.NewEventWriter(w, r.api.metrics.dropped.Inc)
+			r.events = httpserver.NewEventWriter(w, live.metrics.dropped.Inc)
 			if err := r.sendAll(req.Context()); err != nil {
-				r.api.log.Debug("stream of a command", zap.String("exec", r.command.id), zap.Error(err))
+				live.log.Debug("stream of a command", zap.String("exec", r.command.id), zap.Error(err))
 			}
 		}}, nil
 	}
@@ -224,16 +224,16 @@ func (a execsAPI) runCommand(ctx context.Context, in *execInput) (*huma.StreamRe
 		return nil, err
 	}
 	if err := r.command.err; err != nil {
-		return nil, r.api.commandProblem(live.id, err)
+		return nil, live.commandProblem(err)
 	}
 	result, err := r.readResult()
 	if err != nil {
-		return nil, r.api.internalProblem("read output", err)
+		return nil, live.internalProblem("read output", err)
 	}
 	return &huma.StreamResponse{Body: func(c huma.Context) {
 		c.SetHeader("Content-Type", "application/json")
 		if err := writeJSON(c.BodyWriter(), result); err != nil {
-			r.api.log.Debug("write answer", zap.Error(err))
+			live.log.Debug("write answer", zap.Error(err))
 		}
 	}}, nil
 }
@@ -247,7 +247,7 @@ func (a execsAPI) beginCommand(ctx context.Context, live *session, in *execInput
 	if err != nil {
 		return nil, err
 	}
-	r := &execReader{api: a.sandboxes.sessions, live: live, command: c, at: at}
+	r := &execReader{live: live, command: c, at: at}
 	if st, _ := c.log.State(); at[0] > st.Kept[0] || at[1] > st.Kept[1] {
 		return nil, badEventID() // it has a key, so it goes on
 	}
@@ -263,7 +263,6 @@ func (a execsAPI) beginCommand(ctx context.Context, live *session, in *execInput
 var errClientGone = errors.New("the client that requested it went away")
 
 type execReader struct {
-	api     *registry
 	live    *session
 	command *command
 	output  *outputlog.Reader
@@ -319,7 +318,7 @@ func (r *execReader) sendAll(ctx context.Context) error {
 		case st.Ended:
 			<-r.command.done
 			if err := r.command.err; err != nil {
-				return sendEvent(r.events, "", "error", r.api.commandProblem(r.live.id, err))
+				return sendEvent(r.events, "", "error", r.live.commandProblem(err))
 			}
 			return sendEvent(r.events, "", "exit", r.command.end())
 		}

@@ -132,7 +132,7 @@ func (t *transfer) runCommand(command runner.UserCommand) *Problem {
 	r, err := t.live.run.Exec(t.ctx, command)
 	switch {
 	case err != nil:
-		return t.live.commandProblem(t.live.id, err)
+		return t.live.commandProblem(err)
 	case r.Status.Cancelled && t.ctx.Err() == nil:
 		return sandboxEnded(t.live.id)
 	}

@@ -230,7 +230,7 @@ func (a sandboxesAPI) startSandbox(ctx context.Context, in NewSandbox, from clie
 	case a.sessions.ctx.Err() != nil:
 		return nil, serverStopping()
 	case err != nil:
-		return nil, a.sessions.commandProblem(live.id, err)
+		return nil, live.commandProblem(err)
 	case r.Status.Cancelled: // by DELETE, or the client is gone
 		return nil, sandboxEnded(live.id)
 	}
@@ -312,19 +312,19 @@ func (a sandboxesAPI) sandboxView(v Session, live *session) Sandbox {
 
 // commandProblem returns the problem of a command that could not run to its
 // end.
-func (d *diagnostics) commandProblem(id string, err error) *Problem {
+func (s *session) commandProblem(err error) *Problem {
 	e, ok := errors.AsType[*runner.UserCommandError](err)
 	switch {
 	case errors.Is(err, runner.ErrOver):
-		return sandboxEnded(id)
+		return sandboxEnded(s.id)
 	case !ok || prepareStatuses[string(e.Kind)] == 0:
-		return d.internalProblem("run command", err)
+		return s.internalProblem("run command", err)
 	case e.Kind == runner.FaultCommand: // it is about the request
 		return fromProblem(http.StatusUnprocessableEntity, "command", record.Problem{Cause: e.Cause, Hint: e.Hint})
 	case e.Kind == runner.FaultDisk: // the cause says if it is the host's disk or a directory of the sandbox
 		return fromProblem(http.StatusInsufficientStorage, "disk", record.Problem{Cause: e.Cause, Hint: e.Hint})
 	}
-	return d.prepareProblem("run command in "+id, &PrepareError{Code: string(e.Kind), Err: err})
+	return s.prepareProblem("run command in "+s.id, &PrepareError{Code: string(e.Kind), Err: err})
 }
 
 func sandboxEnded(id string) *Problem {

@@ -169,7 +169,7 @@ func (t *terminalConn) serve(ctx context.Context, key string) {
 	case err == nil:
 		<-c.done
 		if c.err != nil {
-			last.Error = t.live.commandProblem(t.live.id, c.err)
+			last.Error = t.live.commandProblem(c.err)
 		} else {
 			last.Exit = new(c.end())
 		}
