@@ -192,9 +192,12 @@ func (g *guard) checkOrigin(r *http.Request, cross *http.CrossOriginProtection) 
 // knownHost reports whether a request's Host is this server: localhost, a
 // loopback address, the connection's address or a configured name.
 func (g *guard) knownHost(r *http.Request) bool {
+	isConfigured := func(host string) bool {
+		return slices.ContainsFunc(g.hosts, func(known string) bool { return strings.EqualFold(known, host) })
+	}
 	host := r.Host
 	if name, port, err := net.SplitHostPort(r.Host); err == nil {
-		if slices.ContainsFunc(g.hosts, func(known string) bool { return strings.EqualFold(known, r.Host) }) {
+		if isConfigured(r.Host) {
 			return true
 		}
 		host = name
@@ -203,7 +206,7 @@ func (g *guard) knownHost(r *http.Request) bool {
 		}
 	}
 	host = strings.TrimSuffix(strings.TrimPrefix(host, "["), "]")
-	if strings.EqualFold(host, "localhost") || g.signIns != nil && g.signIns.knows(host) || slices.ContainsFunc(g.hosts, func(known string) bool { return strings.EqualFold(known, host) }) {
+	if strings.EqualFold(host, "localhost") || g.signIns != nil && g.signIns.knows(host) || isConfigured(host) {
 		return true
 	}
 	ip := net.ParseIP(host)
