@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"net/url"
@@ -120,5 +121,12 @@ func limitReports(report func(text string)) func(text string) {
 		if !again && report != nil {
 			report(text)
 		}
+	}
+}
+
+// reportFault reports a fault, unless ctx has ended, which causes faults.
+func reportFault(ctx context.Context, report func(text string), format string, args ...any) {
+	if ctx.Err() == nil {
+		report(fmt.Sprintf(format, args...))
 	}
 }

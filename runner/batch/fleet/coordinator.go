@@ -143,8 +143,8 @@ func (c *coordinator) collectAll(ctx context.Context) error {
 			return nil
 		}
 		if round%5 == 0 || fillErr != nil {
-			if fillErr = c.fillQueue(ctx); fillErr != nil && ctx.Err() == nil {
-				c.Report(fmt.Sprintf("the queue can't be filled, which is tried again: %v", fillErr))
+			if fillErr = c.fillQueue(ctx); fillErr != nil {
+				reportFault(ctx, c.Report, "the queue can't be filled, which is tried again: %v", fillErr)
 			}
 		}
 		if round%5 == 2 && c.isIdle(ctx) && time.Since(c.idleAt) >= reportAgain && c.OnIdle != nil {
@@ -313,9 +313,7 @@ func (c *coordinator) createStream(ctx context.Context) (jetstream.Stream, error
 func (c *coordinator) collectResults(ctx context.Context) error {
 	names, err := c.Store.List(ctx, trialsDir)
 	if err != nil {
-		if ctx.Err() == nil {
-			c.Report(fmt.Sprintf("results can't be listed, which is tried again: %v", err))
-		}
+		reportFault(ctx, c.Report, "results can't be listed, which is tried again: %v", err)
 		return nil
 	}
 	for _, n := range names {

@@ -161,8 +161,8 @@ func (w *worker) takeAll(ctx context.Context) {
 		var wait time.Duration
 		if _, err := w.askCost(ctx); err == nil {
 			m, wait = w.takeMessage(ctx)
-		} else if ctx.Err() == nil {
-			w.Report(err.Error())
+		} else {
+			reportFault(ctx, w.Report, "%v", err)
 			w.pause(ctx)
 		}
 		if m == nil {
@@ -183,9 +183,7 @@ func (w *worker) takeAll(ctx context.Context) {
 		if err != nil {
 			stop()
 			<-w.slots
-			if ctx.Err() == nil {
-				w.Report(err.Error())
-			}
+			reportFault(ctx, w.Report, "%v", err)
 			_ = m.NakWithDelay(wait) // it is delivered again anyhow
 			continue
 		}
@@ -194,9 +192,7 @@ func (w *worker) takeAll(ctx context.Context) {
 			defer release()
 			defer stop()
 			if err := w.runMessage(ctx, m, t); err != nil {
-				if ctx.Err() == nil {
-					w.Report(fmt.Sprintf("%s goes back to the queue: %v", t.Key.Describe(), err))
-				}
+				reportFault(ctx, w.Report, "%s goes back to the queue: %v", t.Key.Describe(), err)
 				_ = m.NakWithDelay(w.Idle)
 			}
 		})
@@ -207,9 +203,7 @@ func (w *worker) takeAll(ctx context.Context) {
 func (w *worker) hasEnded(ctx context.Context) bool {
 	last, ended, err := LatestRun(ctx, w.Store)
 	if err != nil {
-		if ctx.Err() == nil {
-			w.Report(fmt.Sprintf("the run can't be read, which is tried again: %v", err))
-		}
+		reportFault(ctx, w.Report, "the run can't be read, which is tried again: %v", err)
 		return false
 	}
 	return ended || last.number != w.Run.number
@@ -349,8 +343,8 @@ func (w *worker) runMessage(ctx context.Context, m jetstream.Msg, t batch.Trial)
 	}
 	ackCtx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), requestTime, errRequestTime)
 	defer cancel()
-	if err := m.DoubleAck(ackCtx); err != nil && ctx.Err() == nil { // the next delivery finds the result
-		w.Report(fmt.Sprintf("%s is stored and not acknowledged: %v", t.Key.Describe(), err))
+	if err := m.DoubleAck(ackCtx); err != nil { // the next delivery finds the result
+		reportFault(ctx, w.Report, "%s is stored and not acknowledged: %v", t.Key.Describe(), err)
 	}
 	return nil
 }
@@ -496,9 +490,7 @@ func (w *worker) storeTrial(ctx context.Context, k batch.Key, dir string) error 
 		if err == nil || errors.Is(err, results.ErrExists) {
 			return err
 		}
-		if ctx.Err() == nil {
-			w.Report(fmt.Sprintf("the result of %s can't be stored, which is tried again: %v", k.Describe(), err))
-		}
+		reportFault(ctx, w.Report, "the result of %s can't be stored, which is tried again: %v", k.Describe(), err)
 		select {
 		case <-time.After(delay):
 		case <-ctx.Done():
