@@ -392,12 +392,14 @@ func (r *trialRun) collectState(ctx context.Context, step *task.Step, dir string
 	if back := clockSetBack(now.Round(0).Sub(r.since.Round(0)), now.Sub(r.since)); back > 0 {
 		return &infraError{Machine, fmt.Errorf("the machine's clock was set back by %s while the agent worked, so that what it changed can't be found", back)}
 	}
-	err := saveState(ctx, r.session, r.since, r.layer, r.place.changedDirs(), filepath.Join(dir, StateFile))
+	state := filepath.Join(dir, StateFile)
+	err := saveState(ctx, r.session, r.since, r.layer, r.place.changedDirs(), state)
 	if err == nil && r.place.root {
-		state := filepath.Join(dir, StateFile)
-		err = errors.Join(extractState(ctx, state, logsDir+"/agent", filepath.Join(dir, AgentDir), nil, left), extractState(ctx, state, logsDir+"/artifacts", filepath.Join(dir, ArtifactsDir), func(h *tar.Header) bool {
-			return isOfArtifact(step.Artifacts, r.place.dirOf(), h)
-		}, left))
+		isDeclared := func(h *tar.Header) bool { return isOfArtifact(step.Artifacts, r.place.dirOf(), h) }
+		err = errors.Join(
+			extractState(ctx, state, logsDir+"/agent", filepath.Join(dir, AgentDir), nil, left),
+			extractState(ctx, state, logsDir+"/artifacts", filepath.Join(dir, ArtifactsDir), isDeclared, left),
+		)
 	}
 	for _, a := range step.Artifacts {
 		if err != nil {
