@@ -27,10 +27,6 @@ const (
 	spillable = 4_096
 )
 
-// keptBytes returns how much of each end of a spilled string stays in the
-// payload: as much as fits if one string is too long, little if many are.
-func keptBytes() []int { return []int{8_192, 512} }
-
 // Spilled locates a value that was too long for its line. It is an element of
 // the payload's "spilled" list. The payload keeps the value's beginning and
 // end.
@@ -74,7 +70,8 @@ func spillPayload(dir, id string, payload []byte) (short []byte, files []string,
 	if fitsLine(payload) {
 		return payload, nil, nil
 	}
-	for _, keep := range keptBytes() {
+	// Keep as much of both ends as fits if one string is too long, or little if many are.
+	for _, keep := range []int{8_192, 512} {
 		short, list, err := spillStrings(dir, id, payload, keep)
 		if err != nil || list != nil {
 			return short, spilledFiles(list), err
