@@ -73,15 +73,13 @@ func (a *Admission) Acquire(ctx context.Context, e task.Environment) (release fu
 	if a.capacity.MilliCPUs > 0 {
 		need.MilliCPUs = min(need.MilliCPUs, a.capacity.MilliCPUs)
 	}
-	taken := 0
+	shares, taken := need.shares(), 0
 	release = sync.OnceFunc(func() {
-		for i, share := range need.shares() {
-			if i < taken {
-				a.pools[i].Release(share)
-			}
+		for i, share := range shares[:taken] {
+			a.pools[i].Release(share)
 		}
 	})
-	for i, share := range need.shares() {
+	for i, share := range shares {
 		if a.pools[i].Acquire(ctx, share) != nil {
 			release()
 			return nil, context.Cause(ctx)
