@@ -31,8 +31,8 @@ var healthTime = 10 * time.Minute
 
 const minHealthInterval = 100 * time.Millisecond
 
-// sinceSlack is subtracted from the time before the first command, because the kernel's
-// change times are those of its last tick.
+// sinceSlack is subtracted from the time before the first command, because the kernel
+// takes the change times of files from its last tick.
 const sinceSlack = 20 * time.Millisecond
 
 func (r *trialRun) openAgent(ctx context.Context, began time.Time) error {

@@ -104,8 +104,8 @@ type Profile struct {
 // Options are the options of a [Bridge].
 type Options struct {
 	Profiles []Profile
-	// Models maps names that agents ask for to names of profiles. "*" is for all names
-	// that nothing else knows. A profile's name and its model's always work.
+	// Models maps names that agents ask for to names of profiles. "*" stands for every
+	// name that is otherwise unknown. A profile's name and its model's always work.
 	Models map[string]string
 	// WebSearch lets the provider search the web, if the agent asks for it.
 	WebSearch bool

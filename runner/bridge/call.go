@@ -542,8 +542,8 @@ func (c *call) classify(ctx context.Context, err error) (Class, string) {
 	return ClassProvider, errBroken.Error()
 }
 
-// tellFailure tells the agent why an answer broke off: with a status of its own if
-// nothing was sent, or at the end of a stream of events. It returns false if it can't.
+// tellFailure tells the agent why an answer broke off: by a status if nothing was sent,
+// or by an event at the end of a stream. It returns false if it can't.
 func (c *call) tellFailure(class Class, message string) bool {
 	status := http.StatusBadGateway
 	switch class {

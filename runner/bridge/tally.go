@@ -13,9 +13,9 @@ import (
 type tally struct {
 	protocol Protocol
 	usage    limits.Usage // the largest counts so far
-	// text is the bytes of text, reasoning and arguments in pieces, and whole those of
-	// complete parts, which repeat the pieces. events is the number of events with
-	// pieces.
+	// text counts the bytes of text, reasoning and arguments that came in pieces. whole
+	// counts the bytes of complete parts, which repeat the pieces. events counts the
+	// events with pieces.
 	text, whole, events int64
 	finish, model       string
 	// atFinish is text at the time of finish.

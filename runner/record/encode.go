@@ -66,8 +66,8 @@ func Decode(text []byte) (Record, error) {
 	}, nil
 }
 
-// envelope is what stands before each value of a line that [Encode] writes, up to its
-// payload. beforePrev comes after that.
+// envelope has the text before each value of a line that [Encode] writes, up to the
+// payload. beforePrev follows the payload.
 var envelope = [...][]byte{
 	[]byte(`{"schema_version":`), []byte(`,"seq":`), []byte(`,"id":"`), []byte(`","ts":"`), []byte(`","session":"`), []byte(`","turn":"`),
 	[]byte(`","parent":"`), []byte(`","actor":"`), []byte(`","kind":"`), []byte(`","payload":`),

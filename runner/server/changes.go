@@ -27,7 +27,7 @@ const (
 	// maxPatchBytes bounds the patch in a JSON response; /patch returns all of
 	// it.
 	maxPatchBytes = 4 << 20
-	// applyTime bounds an apply. It goes on without its client.
+	// applyTime bounds an apply, which continues if its client leaves.
 	applyTime = 10 * time.Minute
 )
 

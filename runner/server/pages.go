@@ -21,8 +21,8 @@ import (
 	"github.com/caisson-run/caisson/runner/trace"
 )
 
-// PageHost is a name of this machine's loopback address. People sign in at a name below
-// it, [Server.PageHost], which only they know.
+// PageHost is a name of this machine's loopback address. [Server.PageHost] returns the
+// name below it at which a user signs in, and which only that user knows.
 const PageHost = "caisson.localhost"
 
 // Pages are the pages that people see. They are served at all paths that the
@@ -143,8 +143,8 @@ func (s *Server) NewCode(t Token) string {
 	return ""
 }
 
-// Sessions returns the IDs of all sessions, newest first, also of those that
-// users may not see.
+// Sessions returns the IDs of all sessions, newest first, including the ones
+// that users may not see.
 func (s *Server) Sessions() ([]string, error) { return s.sessions.archive.listIDs() }
 
 // View returns what GET /sessions lists about a session. It remembers ended
@@ -262,8 +262,8 @@ type Follower struct {
 	Leave func()
 }
 
-// Follow follows a session. It returns nil if the session isn't live here: then
-// its records have to be looked at again from time to time.
+// Follow follows a session. It returns nil if the session isn't live here; then
+// poll its records.
 func (s *Server) Follow(id string) *Follower {
 	live := s.sessions.liveSession(id)
 	if live == nil {

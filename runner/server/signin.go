@@ -22,7 +22,8 @@ const (
 	// lasts without a request.
 	codeTime   = time.Minute
 	cookieTime = 12 * time.Hour
-	// maxCodes and maxCookies bound those of one token. The oldest make room.
+	// maxCodes and maxCookies are the most codes and cookies of one token. A
+	// new one replaces the oldest.
 	maxCodes, maxCookies = 16, 64
 	// A code has codeLetters letters of 5 bits.
 	codeLetters = 16
@@ -40,7 +41,8 @@ type signIns struct {
 	mu      sync.Mutex
 	codes   map[[sha256.Size]byte]signIn
 	cookies map[[sha256.Size]byte]signIn
-	// used has the cookies of codes that were used, as long as these would count.
+	// used maps the codes that were used to their cookies, until the codes
+	// would have expired.
 	used map[[sha256.Size]byte]usedCode
 }
 
@@ -105,9 +107,9 @@ func (s *signIns) newCode(from client) (code string, until time.Time) {
 }
 
 // useCode returns the cookie for a code, whose letters may have any case and
-// spaces or hyphens between them. ok is false for an unknown or old one, and at
-// names that others know or that are another client's. If a code is used again,
-// somebody else may have used it first, so its cookie ends.
+// spaces or hyphens between them. ok is false for an unknown or expired code,
+// and at a host name that others know or that is another client's. If a code is
+// used again, somebody else may have used it first, so its cookie ends.
 func (s *signIns) useCode(code, host string) (cookie string, ok bool) {
 	sum := hashCode(code)
 	s.mu.Lock()

@@ -262,7 +262,7 @@ func (a *atif) newCall(u loop.ToolUse) atifCall {
 func (a *atif) addResult(t loop.ToolResult) {
 	extra, ok := a.ended[t.ToolUseID]
 	if !ok || a.step == nil {
-		return // an observation names a call of its own step
+		return // an observation may only name a call of the same step
 	}
 	extra["is_error"] = t.IsError
 	if a.step.Observed == nil {

@@ -39,12 +39,12 @@ const (
 type Envelope struct {
 	PayloadType string `json:"payloadType"`
 	Payload     []byte `json:"payload"`
-	// Signatures are of the payload and its type. One good one is enough.
+	// Signatures sign the payload and its type. One valid signature is enough.
 	Signatures []Signature `json:"signatures"`
 }
 
-// Signature is a signature in an [Envelope]. The ID of a key, which others write
-// there too, is only a hint.
+// Signature is a signature in an [Envelope]. Others also write the ID of the
+// key there, which is only a hint.
 type Signature struct {
 	Sig []byte `json:"sig"`
 }

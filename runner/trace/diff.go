@@ -385,7 +385,7 @@ func kindOfRune(r rune) byte {
 	case r == ' ' || r == '\t':
 		return ' '
 	}
-	return 0 // a word of its own
+	return 0 // each is a separate word
 }
 
 // splitWords returns the words of lines without their first characters, or nil

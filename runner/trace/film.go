@@ -32,8 +32,8 @@ const (
 	maxCharacter   = 16 // bytes of a cell's character
 	// maxPause is the longest time that passes without output.
 	maxPause = 2 * time.Second
-	// filmTime bounds the work for one recording, and filmsTime that for a page. Recordings
-	// are foreign text.
+	// filmTime bounds the work for one recording, and filmsTime the work for a page.
+	// Recordings are foreign text.
 	filmTime  = 10 * time.Second
 	filmsTime = 30 * time.Second
 	// maxCast bounds a recording, castLine a line of it.
@@ -59,7 +59,8 @@ type castEvent struct {
 	text string
 }
 
-// ReadFilm renders the recording of a step. It returns nil if there is none, or none any more.
+// ReadFilm renders the recording of a step. It returns nil if the step has none, or if
+// its file was removed.
 func ReadFilm(s Session, step Step) *Film {
 	r := step.Recording
 	if r == nil || !filepath.IsLocal(r.Path) {
@@ -273,7 +274,8 @@ func (p *projector) writeLine(out *strings.Builder, y int, coloured bool) {
 	flush()
 }
 
-// cellStyle returns the colours of a cell as CSS, of hexadecimal digits alone.
+// cellStyle returns the style of a cell as CSS. Colours are hexadecimal digits,
+// so that no text of the recording gets in.
 func cellStyle(c *uv.Cell) string {
 	fg, bg := hexColour(c.Style.Fg), hexColour(c.Style.Bg)
 	if c.Style.Attrs&uv.AttrReverse != 0 {

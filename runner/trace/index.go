@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// chunkSteps and chunkBytes are the steps and the records' bytes from which
-	// on a chunk ends once no call is open. It ends anyway at twice as many.
+	// A chunk ends at chunkSteps steps or chunkBytes bytes of records, once no
+	// call is open. At twice as many it ends anyway.
 	chunkSteps = 100
 	chunkBytes = 1 << 20
 	// maxStates bounds the texts of calls that are open where chunks begin. Beyond
@@ -33,7 +33,7 @@ const (
 // beginning. It holds the places where chunks begin and the steps of the last
 // chunk, but no open file. It is safe for concurrent use.
 type Index struct {
-	most    int           // chunkSteps, but for tests
+	most    int           // chunkSteps, except in tests
 	reading chan struct{} // has an element while records are read
 
 	mu      sync.Mutex
@@ -82,7 +82,7 @@ func (x *Index) reset(s Session) {
 // one read, and the rest of the index can be used meanwhile. Damage ends the
 // steps and is reported by Overview. If another file has taken the place of the
 // records, as when retention shortens a session, the index begins anew. Errors
-// are those of ctx or of type [*Error]; the next call continues.
+// are the cause of ctx or of type [*Error]; the next call continues.
 func (x *Index) Extend(ctx context.Context) error {
 	select {
 	case x.reading <- struct{}{}:
@@ -175,9 +175,9 @@ func (x *Index) read(in *record.Reader) (more bool, _ error) {
 	return true, nil
 }
 
-// chunkIsFull reports whether the record at a place begins a chunk. Asked
-// before that record and not after the one before it, the newest step is always
-// in memory.
+// chunkIsFull reports whether the record at a place begins a chunk. It is asked
+// before that record, and not after the previous one, so that the newest step
+// is always in memory.
 func (x *Index) chunkIsFull(at record.Position) bool {
 	if len(x.chunks) == 0 {
 		return true
@@ -206,7 +206,8 @@ func (x *Index) addStep(s Step) {
 }
 
 // scan visits the steps from the beginning of a chunk to a place, until visit
-// returns false. It verifies that the records are still those of the index.
+// returns false. It verifies that the records have not changed since they were
+// indexed.
 func (s Session) scan(ctx context.Context, from chunk, to record.Position, visit func(Step) bool) error {
 	f, err := s.openFile()
 	if err != nil {

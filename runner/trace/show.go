@@ -20,8 +20,8 @@ type ShowOptions struct {
 	Kinds []record.Kind
 	// JSON writes the lines of the records unchanged.
 	JSON bool
-	// Full shows texts in full length. FullHint tells how, in the note where
-	// lines are left out; it may be "".
+	// Full shows texts in full length. FullHint says how to get that, in the
+	// note that replaces lines; it may be "".
 	Full     bool
 	FullHint string
 	// Colour adds ANSI colours for a terminal.

@@ -46,8 +46,8 @@ type columns struct {
 type column struct {
 	First, Last int
 	Calls       int
-	// done counts the calls that succeeded or have a cost, unknown those of them
-	// without one.
+	// done counts the calls that succeeded or have a cost. unknown counts how
+	// many of these have no cost.
 	done, unknown         int
 	cost, In, Cached, Out int64
 }

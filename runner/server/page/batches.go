@@ -30,7 +30,7 @@ type batches struct {
 	// story writes the page of the session whose records are in dir.
 	story func(w io.Writer, dir string) error
 
-	mu   sync.Mutex // also so that two looks at a lock don't see each other
+	mu   sync.Mutex // also keeps two checks of a lock from seeing each other
 	rows map[string]batchRow
 }
 

@@ -299,8 +299,8 @@ func ownPath(to string) string {
 	return to
 }
 
-// signIn signs somebody in with a code. Whoever is signed in as somebody else is asked
-// first: another site can lead here with a code of its own.
+// signIn signs somebody in with a code. It first asks a user who is signed in as somebody
+// else, because another site can link here with its own code.
 func (p *Page) signIn(w http.ResponseWriter, r *http.Request) {
 	view := loginView{frame: p.frame(r, "Sign in", ""), To: ownPath(r.PostForm.Get("to")), Code: r.PostForm.Get("code")}
 	old, signedIn := server.UserOf(r.Context())

@@ -18,11 +18,11 @@ import (
 )
 
 const (
-	// maxIndexes bounds the sessions whose index is kept, maxReads those that are
-	// read at once in the background.
+	// maxIndexes is the number of sessions whose index is kept, maxReads the
+	// number that is read in the background at once.
 	maxIndexes, maxReads = 16, 4
-	// readTime is how long a page waits for the index of a long session, which
-	// then goes on being made.
+	// readTime is how long a page waits for the index of a long session. The
+	// index is then completed in the background.
 	readTime = 100 * time.Millisecond
 	// findTime bounds a search in a session.
 	findTime = 20 * time.Second
@@ -186,8 +186,8 @@ type storyView struct {
 	Steps  []any
 	// Open are the calls under way.
 	Open []any
-	// After is the number of the last record on the page: the stream goes on
-	// behind it.
+	// After is the number of the last record on the page. The stream continues
+	// after it.
 	After int64
 	// Reading reports that the index of a long session is still being made.
 	Reading  bool

@@ -15,9 +15,9 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// pollEvery is how often the records of another process's session are looked at,
-// restTime the least time between two looks at any session, so that a program's
-// output doesn't make a page for each line.
+// pollEvery is how often the records of another process's session are looked
+// at, restTime the shortest time between two looks at a session, so that output
+// doesn't cause an update for each line.
 const pollEvery, restTime = time.Second, 100 * time.Millisecond
 
 var errStopped = errors.New("the server stops")
