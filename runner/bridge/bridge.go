@@ -286,7 +286,7 @@ func (b *Bridge) ServeRequest(w http.ResponseWriter, r *http.Request, command in
 	}
 	c.request.endpoint = e
 	c.request.webSearch = b.opts.WebSearch
-	c.report.Protocol, c.report.Endpoint, c.report.Free = e.protocol, e.name, e.free
+	c.report.Protocol, c.report.Endpoint = e.protocol, e.name
 	if e.streams() && r.URL.Query().Get("alt") != "sse" {
 		c.refuse(http.StatusBadRequest, "a stream must be one of events: add alt=sse to the URL")
 		return

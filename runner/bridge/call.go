@@ -59,8 +59,6 @@ type Call struct {
 	// endpoint.
 	Protocol Protocol
 	Endpoint string // such as "messages", "responses/compact" or "countTokens"
-	// Free is set for an endpoint that asks no model, such as countTokens.
-	Free bool
 	// Asked is the agent's name for the model, Profile the profile's, and Model the
 	// provider's. AnsweredBy is the name in the answer, "" if it has none.
 	Asked, Profile, Model, AnsweredBy string

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -101,7 +102,7 @@ func (c *confirmations) answerConfirmation(ctx context.Context, turn, id string,
 	// The answer counts even if the client leaves.
 	got, err := c.broker.Answer(context.WithoutCancel(ctx), id, given, from.name())
 	if late, ok := errors.AsType[*approval.ResolvedError](err); ok {
-		p := newProblem(http.StatusConflict, "resolved", "it was already answered: "+string(late.Resolution.Decision)+", by "+answeredBy(late.Resolution), "That decision stands")
+		p := newProblem(http.StatusConflict, "resolved", "it was already answered: "+string(late.Resolution.Decision)+", by "+cmp.Or(late.Resolution.Client, late.Resolution.By), "That decision stands")
 		p.Resolution = new(newResolution(late.Resolution, asked))
 		return Resolution{}, p
 	}
@@ -125,13 +126,6 @@ func (c *confirmations) needsAdmin(id string, a approval.Answer) bool {
 	return a.Decision == approval.DecisionAllow && slices.ContainsFunc(c.broker.Pending(), func(p approval.Confirmation) bool {
 		return p.ID == id && p.RequiresAdmin
 	})
-}
-
-func answeredBy(r approval.Resolution) string {
-	if r.Client != "" {
-		return r.Client
-	}
-	return r.By
 }
 
 func newResolution(r approval.Resolution, turn string) Resolution {
