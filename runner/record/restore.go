@@ -44,7 +44,7 @@ func Restore(dir string, rec Record) (Record, error) {
 			return rec, nil
 		}
 		found := false
-		findStrings(payload, "", func(s stringAt) {
+		findStrings(payload, "", nil, func(s stringAt) {
 			if s.pointer == v.Pointer {
 				found = true
 				s.set(text.String())

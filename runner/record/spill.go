@@ -107,7 +107,7 @@ func spillStrings(dir, id string, payload []byte, keep int) (_ []byte, list []Sp
 		return nil, nil, fmt.Errorf("spill payload of %s: %w", id, err)
 	}
 	var found []stringAt
-	findStrings(root, "", func(s stringAt) { found = append(found, s) })
+	findStrings(root, "", nil, func(s stringAt) { found = append(found, s) })
 	slices.SortStableFunc(found, func(a, b stringAt) int { return cmp.Compare(len(b.value), len(a.value)) })
 	for i, s := range found {
 		if len(s.value) < spillable || len(s.value) < 3*keep {
@@ -138,25 +138,18 @@ type stringAt struct {
 	set     func(string)
 }
 
-func findStrings(v any, pointer string, found func(stringAt)) {
+// findStrings calls found with each string in a decoded value, which set replaces.
+func findStrings(v any, pointer string, set func(string), found func(stringAt)) {
 	switch v := v.(type) {
+	case string:
+		found(stringAt{pointer, v, set})
 	case map[string]any:
 		for _, k := range slices.Sorted(maps.Keys(v)) {
-			at := pointer + "/" + escapePointer(k)
-			if s, ok := v[k].(string); ok {
-				found(stringAt{at, s, func(short string) { v[k] = short }})
-				continue
-			}
-			findStrings(v[k], at, found)
+			findStrings(v[k], pointer+"/"+escapePointer(k), func(short string) { v[k] = short }, found)
 		}
 	case []any:
 		for i := range v {
-			at := pointer + "/" + strconv.Itoa(i)
-			if s, ok := v[i].(string); ok {
-				found(stringAt{at, s, func(short string) { v[i] = short }})
-				continue
-			}
-			findStrings(v[i], at, found)
+			findStrings(v[i], pointer+"/"+strconv.Itoa(i), func(short string) { v[i] = short }, found)
 		}
 	}
 }
