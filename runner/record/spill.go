@@ -117,7 +117,8 @@ func spillStrings(dir, id string, payload []byte, keep int) (_ []byte, list []Sp
 		if err != nil {
 			return nil, nil, err
 		}
-		s.set(keepEnds(s.value, keep, moved.Path))
+		head, tail := CutEnds(s.value, keep, keep)
+		s.set(fmt.Sprintf("%s\n[… %d bytes left out here, the whole is in %s …]\n%s", head, len(s.value)-len(head)-len(tail), moved.Path, tail))
 		list = append(list, moved)
 		root["spilled"] = list
 		short, err := marshalUnescaped(root)
@@ -168,17 +169,17 @@ func writeSpill(dir, name, pointer string, value []byte) (Spilled, error) {
 	return Spilled{Pointer: pointer, Path: path, Bytes: len(value), SHA256: hex.EncodeToString(sum[:])}, nil
 }
 
-// keepEnds returns the first and the last n bytes of s, not cut inside a
-// character, with a note between them.
-func keepEnds(s string, n int, path string) string {
-	from, to := n, len(s)-n
+// CutEnds returns the first and the last bytes of a text, which is longer than both.
+// It doesn't cut inside a character, so both can be shorter.
+func CutEnds(s string, first, last int) (head, tail string) {
+	from, to := first, len(s)-last
 	for from > 0 && !utf8.RuneStart(s[from]) {
 		from--
 	}
 	for to < len(s) && !utf8.RuneStart(s[to]) {
 		to++
 	}
-	return fmt.Sprintf("%s\n[… %d bytes left out here, the whole is in %s …]\n%s", s[:from], to-from, path, s[to:])
+	return s[:from], s[to:]
 }
 
 // SpillDir is the directory of long values in a session's directory.

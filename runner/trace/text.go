@@ -5,9 +5,9 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -113,12 +113,6 @@ func cutMiddle(s string, most int) string {
 	if len(s) <= most {
 		return s
 	}
-	from, to := most*3/4, len(s)-most/4
-	for from > 0 && !utf8.RuneStart(s[from]) {
-		from--
-	}
-	for to < len(s) && !utf8.RuneStart(s[to]) {
-		to++
-	}
-	return fmt.Sprintf("%s\n[… %d bytes left out …]\n%s", s[:from], to-from, s[to:])
+	head, tail := record.CutEnds(s, most*3/4, most/4)
+	return fmt.Sprintf("%s\n[… %d bytes left out …]\n%s", head, len(s)-len(head)-len(tail), tail)
 }
