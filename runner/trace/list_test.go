@@ -1,7 +1,6 @@
 package trace
 
 import (
-	"encoding/json"
 	"errors"
 	"io"
 	"os"
@@ -40,12 +39,8 @@ func TestReadBegin(t *testing.T) {
 		"damage at its start": {nil, "{\n", "", true},
 	} {
 		var lines strings.Builder
-		for i, p := range c.payloads {
-			raw, err := json.Marshal(p)
-			if err != nil {
-				t.Fatal(err)
-			}
-			text, err := record.Encode(record.Record{Seq: int64(i + 1), Kind: p.Kind(), Payload: raw})
+		for _, r := range recordsOf(t, c.payloads) {
+			text, err := record.Encode(r)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -81,12 +76,8 @@ func TestListNamesTheCommand(t *testing.T) {
 		state := t.TempDir()
 		dir := sessiondir.Path(state, "ses_1")
 		var lines strings.Builder
-		for i, p := range append([]record.Payload{record.SessionCreated{}}, c.payloads...) {
-			raw, err := json.Marshal(p)
-			if err != nil {
-				t.Fatal(err)
-			}
-			text, err := record.Encode(record.Record{Seq: int64(i + 1), Kind: p.Kind(), Payload: raw})
+		for _, r := range recordsOf(t, append([]record.Payload{record.SessionCreated{}}, c.payloads...)) {
+			text, err := record.Encode(r)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -15,6 +15,20 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
+// recordsOf returns a record for each payload.
+func recordsOf(t *testing.T, payloads []record.Payload) []record.Record {
+	t.Helper()
+	var list []record.Record
+	for i, p := range payloads {
+		raw, err := json.Marshal(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, record.Record{Seq: int64(i + 1), Kind: p.Kind(), Payload: raw})
+	}
+	return list
+}
+
 // Each kind is shown, or is left out on purpose.
 func TestStepsKnowEveryKind(t *testing.T) {
 	var unknown []string
@@ -23,12 +37,8 @@ func TestStepsKnowEveryKind(t *testing.T) {
 			unknown = append(unknown, s.Text)
 		}
 	})
-	for i, p := range record.Payloads() {
-		raw, err := json.Marshal(p)
-		if err != nil {
-			t.Fatal(err)
-		}
-		steps.Record(record.Record{Seq: int64(i + 1), Kind: p.Kind(), Payload: raw})
+	for _, r := range recordsOf(t, record.Payloads()) {
+		steps.Record(r)
 	}
 	steps.Record(record.Record{Seq: 1000, Kind: "some.other", Payload: []byte("{}")})
 	steps.Record(record.Record{Seq: 1001, Kind: record.KindMessage, Payload: []byte(`{"blocks":7}`)})
@@ -47,7 +57,7 @@ func TestStepsNameSignals(t *testing.T) {
 			told = append(told, s.Text)
 		}
 	})
-	for i, p := range []record.Payload{
+	for _, r := range recordsOf(t, []record.Payload{
 		record.ToolCalled{CallID: "1", Name: "shell"},
 		record.ToolCompleted{CallID: "1", Name: "shell", Metadata: map[string]any{"exit_code": -1, "signal": 9}},
 		record.ToolCalled{CallID: "2", Name: "shell"},
@@ -56,12 +66,8 @@ func TestStepsNameSignals(t *testing.T) {
 		record.UserCommandStarted{ExecID: "3", Argv: []string{"sleep"}},
 		record.UserCommandEnded{ExecID: "3", ExitStatus: sandbox.ExitStatus{Code: -1, Signal: 2}},
 		record.UserCommandEnded{ExecID: "4", ExitStatus: sandbox.ExitStatus{Code: 1}}, // the control
-	} {
-		raw, err := json.Marshal(p)
-		if err != nil {
-			t.Fatal(err)
-		}
-		steps.Record(record.Record{Seq: int64(i + 1), Kind: p.Kind(), Payload: raw})
+	}) {
+		steps.Record(r)
 	}
 	steps.Close()
 	text := strings.Join(told, "\n")
@@ -135,19 +141,15 @@ func TestStepsOfWorkers(t *testing.T) {
 		shown = append(shown, text)
 	})
 	call := loop.ModelCall{Round: 1, Profile: "careful"}
-	for i, p := range []record.Payload{
+	for _, r := range recordsOf(t, []record.Payload{
 		record.WorkerModelCall{CallID: "1", Worker: "critic careful", EndedModelCall: record.EndedModelCall{ModelCall: call, Usage: limits.Usage{Rounds: 1, InputTokens: 100, OutputTokens: 10, CostMicroUSD: new(int64(120))}}},
 		record.WorkerModelCall{CallID: "1", Worker: "critic careful", EndedModelCall: record.EndedModelCall{ModelCall: call, Class: loop.ModelServer, Message: "It failed."}},
 		record.WorkerToolCall{CallID: "1", Worker: "critic careful", Hop: 1, Name: "fetch", Status: "ok", InnerID: "2", Summary: "https://a/"},
 		record.WorkerToolCall{CallID: "1", Worker: "critic careful", Hop: 2, Name: "shell", Status: "refused"},
 		record.WorkerInputInvalid{CallID: "1", Worker: "critic careful", Hop: 2, Name: "fetch", Error: "no url"},
 		record.WorkerCostWarning{CallID: "1", Worker: "critic careful", CapUSD: 0.1, ObservedUSD: 0.125},
-	} {
-		raw, err := json.Marshal(p)
-		if err != nil {
-			t.Fatal(err)
-		}
-		steps.Record(record.Record{Seq: int64(i + 1), Kind: p.Kind(), Payload: raw})
+	}) {
+		steps.Record(r)
 	}
 	want := []string{
 		"model false worker critic careful ", "model true worker critic careful server_error: It failed.",
@@ -176,17 +178,13 @@ func TestStepsOfPrograms(t *testing.T) {
 	result := func(id string, failed bool) loop.Block {
 		return loop.Block{ToolResult: &loop.ToolResult{ToolUseID: id, IsError: failed}}
 	}
-	for i, p := range []record.Payload{
+	for _, r := range recordsOf(t, []record.Payload{
 		record.BridgeModelCall{Call: 1, EndedModelCall: record.EndedModelCall{Usage: limits.Usage{InputTokens: 7}}},
 		record.Message{Role: loop.RoleAssistant, Thread: 1, Blocks: []loop.Block{use("a"), use("b"), use("c")}},
 		record.Message{Role: loop.RoleTool, Thread: 1, Blocks: []loop.Block{result("a", false), result("b", true)}},
 		record.SessionEnded{},
-	} {
-		raw, err := json.Marshal(p)
-		if err != nil {
-			t.Fatal(err)
-		}
-		steps.Record(record.Record{Seq: int64(i + 1), Kind: p.Kind(), Payload: raw})
+	}) {
+		steps.Record(r)
 	}
 	if want := (map[string]CallStatus{"a": CallDone, "b": CallUnsuccess, "c": CallOpen}); !maps.Equal(got, want) {
 		t.Errorf("the calls are %v, want %v", got, want)

@@ -61,9 +61,14 @@ func serveBatch(t testing.TB, dir string) func(path string) (status int, header 
 		return err
 	}}))
 	t.Cleanup(srv.Close)
+	return fetcher(t, srv, "")
+}
+
+// fetcher returns a function that fetches a server's pages below a prefix.
+func fetcher(t testing.TB, srv *httptest.Server, prefix string) func(path string) (status int, header http.Header, body string) {
 	return func(path string) (int, http.Header, string) {
 		t.Helper()
-		r, err := srv.Client().Get(srv.URL + path)
+		r, err := srv.Client().Get(srv.URL + prefix + path)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -271,19 +276,7 @@ func TestCompareView(t *testing.T) {
 	dir, _ := writeBatch(t, s, results, nil)
 	srv := httptest.NewServer(http.StripPrefix("/b/x", NewHandler(ViewOptions{Dir: dir, Title: "shop", Home: "/b"})))
 	t.Cleanup(srv.Close)
-	get := func(path string) (int, http.Header, string) {
-		t.Helper()
-		r, err := srv.Client().Get(srv.URL + "/b/x" + path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer r.Body.Close()
-		body, err := io.ReadAll(r.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return r.StatusCode, r.Header, string(body)
-	}
+	get := fetcher(t, srv, "/b/x")
 	status, header, page := get("/compare?a=openai%2Fgpt-5&b=ollama%2Ffast")
 	text := textOf(t, page)
 	for _, want := range []string{
