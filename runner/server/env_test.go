@@ -365,6 +365,10 @@ func (w *testEnv) followEvents(session, after string) *follower {
 	if res.StatusCode != 200 {
 		w.t.Fatalf("stream: %s", res.Status)
 	}
+	return w.newFollower(res)
+}
+
+func (w *testEnv) newFollower(res *http.Response) *follower {
 	f := &follower{t: w.t, body: res.Body, text: &bytes.Buffer{}, buf: make([]byte, 8<<10)}
 	w.t.Cleanup(f.close)
 	return f

@@ -61,9 +61,7 @@ func (w *testEnv) followExec(ctx context.Context, id, body string, header ...str
 	if res.StatusCode != 200 || res.Header.Get("Content-Type") != "text/event-stream" {
 		w.t.Fatalf("%d %s", res.StatusCode, res.Header)
 	}
-	f := &follower{t: w.t, body: res.Body, text: &bytes.Buffer{}, buf: make([]byte, 8<<10)}
-	w.t.Cleanup(f.close)
-	return f
+	return w.newFollower(res)
 }
 
 // execOutput collects a stream of events.

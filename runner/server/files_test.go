@@ -266,13 +266,7 @@ func TestUnfinishedUploads(t *testing.T) {
 			}
 			before := len(w.commandsEnded(id))
 			if c.closes {
-				conn, err := net.Dial("tcp", strings.TrimPrefix(w.base, "http://"))
-				if err != nil {
-					t.Fatal(err)
-				}
-				if _, err := io.WriteString(conn, c.request); err != nil {
-					t.Fatal(err)
-				}
+				conn, _ := w.dial(c.request)
 				conn.Close()
 			} else if a := w.exchangeRaw(c.request); a.status != c.status || !strings.Contains(a.text, c.code) {
 				t.Errorf("%d %s, want %d %s", a.status, a.text, c.status, c.code)
@@ -463,14 +457,7 @@ func TestClientsThatDoNotRead(t *testing.T) {
 			}
 		}
 	}
-	conn, err := net.Dial("tcp", strings.TrimPrefix(w.base, "http://"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	if _, err := io.WriteString(conn, "GET "+filesPath(id, "f")+" HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer "+aliceToken+"\r\nAccept: "+archiveType+"\r\n\r\n"); err != nil {
-		t.Fatal(err)
-	}
+	w.dial("GET " + filesPath(id, "f") + " HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer " + aliceToken + "\r\nAccept: " + archiveType + "\r\n\r\n")
 	if n := <-ended; n > 64<<20 {
 		t.Errorf("%d bytes were written to a client that reads nothing", n)
 	}

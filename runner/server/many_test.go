@@ -181,13 +181,8 @@ func TestSlowReaders(t *testing.T) {
 	w.policy = "sandboxed"
 	id := w.startSession("bind")
 	for range 8 {
-		conn, err := net.Dial("tcp", strings.TrimPrefix(w.base, "http://"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close()
-		fmt.Fprintf(conn, "GET /sessions/%s/events HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %s\r\n\r\n", id, aliceToken)
-		if line, err := bufio.NewReaderSize(conn, 16).ReadString('\n'); err != nil || !strings.Contains(line, "200") {
+		_, answer := w.dial(fmt.Sprintf("GET /sessions/%s/events HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %s\r\n\r\n", id, aliceToken))
+		if line, err := answer.ReadString('\n'); err != nil || !strings.Contains(line, "200") {
 			t.Fatalf("stream: %q, %v", line, err)
 		} // and it reads no more
 	}
