@@ -286,11 +286,34 @@ func Dedicate(f func()) {
 	}()
 }
 
-// Pool has threads with the commands' effective user and group, the given
-// supplementary groups and no effective capabilities except root commands', for
-// good. Their real and saved ids stay the guest's, so commands can't signal
-// them. They live as long as the process. A Pool is safe for concurrent use.
+// Pool has threads that were changed for good. They live as long as the process.
+// A Pool is safe for concurrent use.
 type Pool struct{ work chan func() }
+
+// NewThreads starts n threads, each of which first calls prepare. It returns the
+// first error of prepare; that thread has then ended.
+func NewThreads(n int, prepare func() error) (*Pool, error) {
+	p := &Pool{work: make(chan func())}
+	ready := make(chan error)
+	for range n {
+		Dedicate(func() { p.runThread(prepare, ready) })
+		if err := <-ready; err != nil {
+			return nil, err
+		}
+	}
+	return p, nil
+}
+
+func (p *Pool) runThread(prepare func() error, ready chan<- error) {
+	err := prepare()
+	ready <- err
+	if err != nil {
+		return
+	}
+	for f := range p.work {
+		f()
+	}
+}
 
 // Commands is the identity of commands.
 type Commands struct {
@@ -305,40 +328,25 @@ type Commands struct {
 	Root bool
 }
 
-// NewPool starts as many threads with the identity of c.
-func NewPool(c Commands, threads int) (*Pool, error) {
-	p := &Pool{work: make(chan func())}
-	ready := make(chan error)
-	for range threads {
-		Dedicate(func() { p.runThread(c, ready) })
-		if err := <-ready; err != nil {
-			return nil, err
-		}
-	}
-	return p, nil
-}
+// NewPool starts threads with the commands' effective user and group, the given
+// supplementary groups and no effective capabilities except root commands'.
+// Their real and saved ids stay the guest's, so commands can't signal them.
+func NewPool(c Commands, threads int) (*Pool, error) { return NewThreads(threads, c.take) }
 
-func (p *Pool) runThread(c Commands, ready chan<- error) {
+// take gives the calling thread the identity.
+func (c Commands) take() error {
 	if c.Separate {
 		if err := SetGroups(c.Groups...); err != nil {
-			ready <- err
-			return
+			return err
 		}
 		if err := SetEffective(c.UID, c.GID); err != nil {
-			ready <- err
-			return
+			return err
 		}
 	}
 	if c.Root {
-		if err := LimitCapabilities(wire.RootCapabilities); err != nil {
-			ready <- err
-			return
-		}
+		return LimitCapabilities(wire.RootCapabilities)
 	}
-	ready <- nil
-	for f := range p.work {
-		f()
-	}
+	return nil
 }
 
 // Do runs f on one of the threads, once one is free, and waits for it.

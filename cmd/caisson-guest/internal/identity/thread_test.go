@@ -431,7 +431,7 @@ func TestPoolFails(t *testing.T) {
 			p := &Pool{work: make(chan func(), 1)}
 			p.work <- func() { t.Errorf("without %s it works", name) }
 			ready := make(chan error, 1)
-			p.runThread(Commands{UID: 10001, GID: 10002, Separate: true}, ready)
+			p.runThread(Commands{UID: 10001, GID: 10002, Separate: true}.take, ready)
 			if err := <-ready; err == nil {
 				t.Errorf("without %s: no error", name)
 			}

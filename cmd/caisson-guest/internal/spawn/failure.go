@@ -25,7 +25,7 @@ func (f *Failure) Error() string { return f.Text }
 // Explain returns the error of an exec or fork of a program: mostly a
 // [*Failure].
 func (s *Spawner) Explain(name, program string, err error) (out error) {
-	s.onThread(func() { out = s.explainError(Request{Argv: []string{name}}, program, err) })
+	s.thread.Do(func() { out = s.explainError(Request{Argv: []string{name}}, program, err) })
 	return out
 }
 

@@ -60,7 +60,7 @@ func TestIdentities(t *testing.T) {
 	if who, err := os.ReadFile("/proc/thread-self/status"); err != nil || identity.Parse(who).UID != [4]uint32{} {
 		t.Errorf("the test's own thread is changed: %s, %v", who, err)
 	}
-	s.onThread(func() {
+	s.thread.Do(func() {
 		if uid, gid := unix.Geteuid(), unix.Getegid(); uid != 0 || gid != 0 {
 			t.Errorf("the spawner is user %d and group %d", uid, gid)
 		}

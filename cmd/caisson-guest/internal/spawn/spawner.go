@@ -79,12 +79,12 @@ var ErrDir = errors.New("working directory")
 // Spawner starts commands, one at a time. It is safe for concurrent use. It
 // lives as long as the process: its thread can't be given back.
 type Spawner struct {
-	o     Options
-	root  *os.Root
-	dir   int // the workspace, O_PATH
-	work  chan func()
-	lost  []string
-	inDir string // the process's directory, relative to the workspace
+	o      Options
+	root   *os.Root
+	dir    int            // the workspace, O_PATH
+	thread *identity.Pool // of one
+	lost   []string
+	inDir  string // the process's directory, relative to the workspace
 	// identities is the number of identities, including 0.
 	identities int
 	homes      map[int]bool // identities whose home was made
@@ -101,10 +101,8 @@ func New(o Options) (*Spawner, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Spawner{o: o, work: make(chan func()), helper: helper, homes: map[int]bool{}}
-	ready := make(chan error)
-	identity.Dedicate(func() { s.runThread(ready) })
-	if err := <-ready; err != nil {
+	s := &Spawner{o: o, helper: helper, homes: map[int]bool{}}
+	if s.thread, err = identity.NewThreads(1, s.prepareThread); err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -116,17 +114,6 @@ func (s *Spawner) Lost() []string { return s.lost }
 // Identities returns the number of identities that commands can have, including
 // 0.
 func (s *Spawner) Identities() int { return s.identities }
-
-func (s *Spawner) runThread(ready chan<- error) {
-	if err := s.prepareThread(); err != nil {
-		ready <- err
-		return
-	}
-	ready <- nil
-	for f := range s.work {
-		f()
-	}
-}
 
 // prepareThread restricts the thread and opens what it needs.
 func (s *Spawner) prepareThread() error {
@@ -183,7 +170,7 @@ func (s *Spawner) setFilter() error {
 // up to last: the guest and its threads, whose user root commands have.
 func (s *Spawner) ProtectGuest(last int) error {
 	var err error
-	s.onThread(func() { err = identity.SetFilter(filter.Protect(uint32(last))) })
+	s.thread.Do(func() { err = identity.SetFilter(filter.Protect(uint32(last))) })
 	return err
 }
 
@@ -203,26 +190,17 @@ func (s *Spawner) openWorkspace() error {
 	return nil
 }
 
-func (s *Spawner) onThread(f func()) {
-	done := make(chan struct{})
-	s.work <- func() {
-		defer close(done)
-		f()
-	}
-	<-done
-}
-
 // Spawn starts a program. It returns [ErrDir], or a [*Failure] if the program
 // can't be executed.
 func (s *Spawner) Spawn(r Request) (child Child, err error) {
-	s.onThread(func() { child, err = s.spawnChild(r) })
+	s.thread.Do(func() { child, err = s.spawnChild(r) })
 	return child, err
 }
 
 // Find enters the working directory and looks up the program without starting
 // it. It returns errors as Spawn does.
 func (s *Spawner) Find(r Request) (program string, err error) {
-	s.onThread(func() {
+	s.thread.Do(func() {
 		err = s.withIdentity(r.Identity, func() (err error) {
 			program, err = s.resolveProgram(r)
 			return err

@@ -50,10 +50,7 @@ func newSpawner(t *testing.T, separate bool) (*Spawner, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		close(s.work)
-		_, _ = s.root.Close(), unix.Close(s.dir)
-	})
+	t.Cleanup(func() { _, _ = s.root.Close(), unix.Close(s.dir) })
 	return s, dir
 }
 
@@ -120,11 +117,11 @@ func TestSpawn(t *testing.T) {
 			t.Errorf("the guest's own score is %q, %v", text, err)
 		}
 		var all unix.CPUSet
-		s.onThread(func() { _ = unix.SchedGetaffinity(0, &all) })
+		s.thread.Do(func() { _ = unix.SchedGetaffinity(0, &all) })
 		if all.Count() != runtime.NumCPU() {
 			t.Errorf("the spawner has %d processors", all.Count())
 		}
-		s.onThread(func() {
+		s.thread.Do(func() {
 			if uid, gid := unix.Geteuid(), unix.Getegid(); uid != 0 || gid != 0 {
 				t.Errorf("the spawner is user %d and group %d", uid, gid)
 			}
@@ -250,7 +247,7 @@ func TestEnterClosed(t *testing.T) {
 		"openat2": func(dir string) error { return s.enterDirectory(dir, false) }, "root": s.enterByRoot, "names": s.enterByName,
 	} {
 		var err error
-		s.onThread(func() { err = s.withIdentity(0, func() error { return enter("closed") }) })
+		s.thread.Do(func() { err = s.withIdentity(0, func() error { return enter("closed") }) })
 		if !errors.Is(err, ErrDir) || !strings.Contains(err.Error(), "permission denied") {
 			t.Errorf("%s: error is %v", name, err)
 		}
