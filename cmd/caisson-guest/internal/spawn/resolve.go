@@ -57,6 +57,11 @@ func (s *Spawner) enterDirectory(dir string, noLinks bool) error {
 		return dirError(dir, err)
 	}
 	defer unix.Close(fd)
+	return s.enterOpened(fd, dir)
+}
+
+// enterOpened enters dir by its descriptor.
+func (s *Spawner) enterOpened(fd int, dir string) error {
 	if err := unix.Fchdir(fd); err != nil {
 		return dirError(dir, err)
 	}
@@ -71,11 +76,7 @@ func (s *Spawner) enterByRoot(dir string) error {
 		return dirError(dir, err)
 	}
 	defer func() { _ = f.Close() }()
-	if err := unix.Fchdir(int(f.Fd())); err != nil {
-		return dirError(dir, err)
-	}
-	s.inDir = dir
-	return nil
+	return s.enterOpened(int(f.Fd()), dir)
 }
 
 // enterByName is enterDirectory with noLinks, without openat2: it opens one path
@@ -96,11 +97,7 @@ func (s *Spawner) enterByName(dir string) error {
 		at = fd
 	}
 	defer unix.Close(at)
-	if err := unix.Fchdir(at); err != nil {
-		return dirError(dir, err)
-	}
-	s.inDir = dir
-	return nil
+	return s.enterOpened(at, dir)
 }
 
 func dirError(dir string, err error) error {
