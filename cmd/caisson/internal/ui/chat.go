@@ -27,7 +27,7 @@ func MessageLines(text string, colour bool) []string {
 	s, out := style{colour}, []string{""}
 	mark := "› "
 	for l := range strings.SplitSeq(text, "\n") {
-		out = append(out, s.bold(mark+safeLine(strings.ReplaceAll(l, "\t", "    "))))
+		out = append(out, s.bold(mark+safeLine(replaceTabs(l))))
 		mark = "  "
 	}
 	return out

@@ -20,16 +20,21 @@ func KeyPressed(ctx context.Context, tty *os.File, wait time.Duration) (pressed 
 	if err != nil {
 		return false, nil //nolint:nilerr // without a terminal nothing is typed ahead
 	}
-	keys := *lines
-	keys.Lflag &^= unix.ICANON | unix.ECHO
-	keys.Cc[unix.VMIN], keys.Cc[unix.VTIME] = 1, 0
-	if err := unix.IoctlSetTermios(fd, unix.TCSETSF, &keys); err != nil {
+	if err := unix.IoctlSetTermios(fd, unix.TCSETSF, singleKeys(lines)); err != nil {
 		return false, err
 	}
 	defer func() { // this drops what was typed since
 		err = errors.Join(err, unix.IoctlSetTermios(fd, unix.TCSETSF, lines))
 	}()
 	return awaitKey(ctx, fd, wait)
+}
+
+// singleKeys returns the mode for single keys without echo.
+func singleKeys(mode *unix.Termios) *unix.Termios {
+	keys := *mode
+	keys.Lflag &^= unix.ICANON | unix.ECHO
+	keys.Cc[unix.VMIN], keys.Cc[unix.VTIME] = 1, 0
+	return &keys
 }
 
 // TerminalKeys switches a terminal between lines, single keys without echo that still
@@ -62,10 +67,7 @@ func (k *TerminalKeys) SetSingle(on bool) {
 	if k.lines == nil {
 		k.lines = now
 	}
-	keys := *now
-	keys.Lflag &^= unix.ICANON | unix.ECHO
-	keys.Cc[unix.VMIN], keys.Cc[unix.VTIME] = 1, 0
-	_ = unix.IoctlSetTermios(fd, unix.TCSETS, &keys) // otherwise it keeps delivering lines, which answer too
+	_ = unix.IoctlSetTermios(fd, unix.TCSETS, singleKeys(now)) // otherwise it keeps delivering lines, which answer too
 }
 
 // SetRaw makes the terminal deliver every key, control characters included, and

@@ -15,11 +15,6 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// Stat lists changed files like git.
-func Stat(d changes.Differences, colour bool) []string {
-	return diffstatLines(runner.Report{SessionEnded: record.SessionEnded{Changed: d.Changed, ChangedCount: d.Count, Incomplete: d.Incomplete}}, style{colour})
-}
-
 // changedPart has the bounds of the bytes of a diff's line that differ from the line
 // that replaces it, or that it replaces.
 type changedPart struct{ from, to int }
@@ -166,20 +161,21 @@ func HostExecuted(files []record.HostExecuted, omitted int, colour bool) []strin
 
 // Conflicts lists changes that are not applied because their originals changed.
 func Conflicts(list []record.PathNote, colour bool) []string {
-	s := style{colour}
-	return firstFew(list, func(n record.PathNote) string { return s.red(safeLine("! conflict: " + n.Path + ": " + n.Why)) })
+	return noteLines("conflict", list, style{colour}.red)
 }
 
 // LeftOut lists changes that are not applied for other reasons.
 func LeftOut(list []record.PathNote, colour bool) []string {
-	s := style{colour}
-	return firstFew(list, func(n record.PathNote) string { return s.yellow(safeLine("! left out: " + n.Path + ": " + n.Why)) })
+	return noteLines("left out", list, style{colour}.yellow)
 }
 
 // Failed lists changes that the system refused.
 func Failed(list []record.PathNote, colour bool) []string {
-	s := style{colour}
-	return firstFew(list, func(n record.PathNote) string { return s.red(safeLine("! failed: " + n.Path + ": " + n.Why)) })
+	return noteLines("failed", list, style{colour}.red)
+}
+
+func noteLines(what string, list []record.PathNote, paint func(string) string) []string {
+	return firstFew(list, func(n record.PathNote) string { return paint(safeLine("! " + what + ": " + n.Path + ": " + n.Why)) })
 }
 
 // describeKept describes an overlay session's changes, and the next commands.

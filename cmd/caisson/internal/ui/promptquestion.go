@@ -201,11 +201,10 @@ func keys(c approval.Confirmation, columns int, single bool) []string {
 		lines[0] = "  y  allow this command to connect to this host and port, and nothing else"
 	}
 	if offers(c, approval.ScopeSession) {
-		lines = append(lines, "  a  allow "+safeLine(question{Confirmation: c}.SessionWords()))
+		lines = append(lines, "  a  allow "+safeLine(c.SessionWords()))
 	}
 	if offers(c, approval.ScopeAlways) {
-		q := question{Confirmation: c}
-		lines = append(lines, "  A  allow for good: "+safeLine(q.LastingWords()), "  d  refuse for good: the same; caisson approvals takes both back")
+		lines = append(lines, "  A  allow for good: "+safeLine(c.LastingWords()), "  d  refuse for good: the same; caisson approvals takes both back")
 	}
 	lines = append(lines, "  v  show the whole, with what the question leaves out", "  l  list the questions that wait")
 	if single {

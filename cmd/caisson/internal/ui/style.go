@@ -55,7 +55,7 @@ func lastLines(text string, n int) []string {
 		}
 		// Programs use colours despite TERM=dumb. Remove them, and escape everything
 		// else that a terminal would obey.
-		out = append(out, safeLine(strings.ReplaceAll(ansi.Strip(l), "\t", "    ")))
+		out = append(out, safeLine(replaceTabs(ansi.Strip(l))))
 	}
 	return out
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/changes"
 	"github.com/caisson-run/caisson/runner/record"
 )
 
@@ -14,7 +15,8 @@ import (
 // the cost.
 func Summary(r runner.Report, colour bool) []string {
 	s := style{colour}
-	return append(append(append(notVouched(r, s), diffstatLines(r, s)...), noticeLines(r, s)...), s.dim(costLine(r)))
+	stat := Stat(changes.Differences{Changed: r.Changed, Count: r.ChangedCount, Incomplete: r.Incomplete}, colour)
+	return append(slices.Concat(notVouched(r, s), stat, noticeLines(r, s)), s.dim(costLine(r)))
 }
 
 // Notices returns the notices to read before anything else.
@@ -73,19 +75,19 @@ func firstFew[T any](list []T, render func(T) string) []string {
 	return out
 }
 
-// diffstatLines lists changed files like git.
-func diffstatLines(r runner.Report, s style) []string {
+// Stat lists changed files like git.
+func Stat(d changes.Differences, colour bool) []string {
 	const most = 30
-	listed := len(r.Changed)
-	var repositories []string
-	r.Changed, repositories = withoutRepositories(r.Changed)
+	s := style{colour}
+	changed, repositories := withoutRepositories(d.Changed)
+	shown := changed[:min(len(changed), most)]
 	width := 0
-	for _, c := range r.Changed[:min(len(r.Changed), most)] {
+	for _, c := range shown {
 		width = max(width, len([]rune(safeLine(c.Path))))
 	}
 	width = min(width, 60)
 	var out []string
-	for _, c := range r.Changed[:min(len(r.Changed), most)] {
+	for _, c := range shown {
 		what := c.Change
 		if c.Change != "deleted" && c.Change != "mode" {
 			what += ", " + limits.FormatSize(c.Size)
@@ -98,12 +100,11 @@ func diffstatLines(r runner.Report, s style) []string {
 	for _, repo := range repositories {
 		out = append(out, fmt.Sprintf(" %-*s | a repository, changed", width, fitWidth(safeLine(repo), 60)))
 	}
-	n := r.ChangedCount
-	if more := max(n.Files-listed, 0) + max(len(r.Changed)-most, 0); more > 0 {
+	if more := max(d.Count.Files-len(d.Changed), 0) + len(changed) - len(shown); more > 0 {
 		out = append(out, fmt.Sprintf(" … and %d more", more))
 	}
-	total := " " + n.String()
-	if r.Incomplete {
+	total := " " + d.Count.String()
+	if d.Incomplete {
 		total += "; the workspace is too large, or could not be read whole, to be sure"
 	}
 	return append(out, total)
