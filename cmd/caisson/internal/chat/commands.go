@@ -207,6 +207,7 @@ func (c *chat) showPage(text string) error {
 // openFile opens a file with a program on the terminal. text has the program and its
 // options, in shell syntax.
 func (c *chat) openFile(text, path string) error {
+	unreadable := fmt.Errorf("can't read %q as a command: want a program and its options, such as less -R", text)
 	var argv []string
 	for w, err := range syntax.NewParser().WordsSeq(strings.NewReader(text)) {
 		var word string
@@ -214,12 +215,12 @@ func (c *chat) openFile(text, path string) error {
 			word, err = expand.Literal(&expand.Config{Env: expand.FuncEnviron(c.Getenv)}, w)
 		}
 		if err != nil {
-			return fmt.Errorf("can't read %q as a command: want a program and its options, such as less -R", text)
+			return unreadable
 		}
 		argv = append(argv, word)
 	}
 	if len(argv) == 0 {
-		return fmt.Errorf("can't read %q as a command: want a program and its options, such as less -R", text)
+		return unreadable
 	}
 	cmd, err := c.Command(argv[0], append(argv[1:], path)...)
 	if err != nil {

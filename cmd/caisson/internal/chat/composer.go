@@ -168,17 +168,9 @@ func (c *composer) removeTo(at int) {
 // previousBoundary returns the start of the character before the cursor, and
 // nextBoundary the end of the one after it.
 func (c *composer) previousBoundary() int {
-	start, state := 0, c.text[:c.cursor]
-	for rest := state[c.paragraph():]; rest != ""; {
-		cluster, _ := ansi.FirstGraphemeCluster(rest, ansi.GraphemeWidth)
-		start, rest = c.cursor-len(rest), rest[len(cluster):]
-	}
-	return start
-}
-
-// paragraph returns the start of the line with the character before the cursor.
-func (c *composer) paragraph() int {
-	return strings.LastIndexByte(c.text[:max(c.cursor-1, 0)], '\n') + 1
+	// The line with the character before the cursor, which can be its end.
+	start := strings.LastIndexByte(c.text[:max(c.cursor-1, 0)], '\n') + 1
+	return c.cursor - lastCharacter(c.text[start:c.cursor])
 }
 
 func (c *composer) nextBoundary() int {

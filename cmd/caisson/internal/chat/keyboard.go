@@ -187,8 +187,7 @@ func (k *Keyboard) answerKey(pressed key) (typed string, done, changed bool) {
 		typed, k.typed = k.typed, ""
 		return typed + "\n", true, true
 	case pressed.kind == keyBackspace && k.typed != "":
-		_, size := lastCharacter(k.typed)
-		k.typed = k.typed[:len(k.typed)-size]
+		k.typed = k.typed[:len(k.typed)-lastCharacter(k.typed)]
 	case pressed.kind == keyText && !pressed.ctrl && !pressed.alt && len(k.typed) < maxAnswer:
 		safe, _ := tools.Display(pressed.text)
 		k.typed += safe
@@ -198,15 +197,15 @@ func (k *Keyboard) answerKey(pressed key) (typed string, done, changed bool) {
 	return k.typed, false, true
 }
 
-// lastCharacter returns the last character of a non-empty text.
-func lastCharacter(text string) (string, int) {
-	for {
+// lastCharacter returns the size of a text's last character, in bytes.
+func lastCharacter(text string) int {
+	size := 0
+	for text != "" {
 		cluster, _ := ansi.FirstGraphemeCluster(text, ansi.GraphemeWidth)
-		if len(cluster) == len(text) {
-			return cluster, len(cluster)
-		}
-		text = text[len(cluster):]
+		size = len(cluster)
+		text = text[size:]
 	}
+	return size
 }
 
 // deliverAnswer passes an answer to the question, unless that is gone or has one.

@@ -113,7 +113,7 @@ func isUnfinished(p []byte) bool {
 	}
 	switch p[1] {
 	case 0x1b:
-		return len(p) > 1 && isUnfinished(p[1:])
+		return isUnfinished(p[1:])
 	case '[':
 		i := bytes.IndexFunc(p[2:], func(r rune) bool { return r >= 0x40 && r <= 0x7e })
 		return i < 0 && len(p) < maxSequence
