@@ -40,13 +40,32 @@ func newPerson(t *testing.T) *person {
 	return p
 }
 
-// types writes a line once the choices are shown.
-func (p *person) types(text string) {
-	p.out.onWrite = func(written string) {
+// onChoices calls f whenever choices are shown.
+func (s *screen) onChoices(f func()) {
+	s.onWrite = func(written string) {
 		if strings.HasSuffix(written, " > ") {
-			go func() { _, _ = io.WriteString(p.typing, text+"\n") }()
+			f()
 		}
 	}
+}
+
+// typeLine writes a line in the background.
+func (p *person) typeLine(text string) {
+	go func() { _, _ = io.WriteString(p.typing, text+"\n") }()
+}
+
+// types writes a line whenever choices are shown.
+func (p *person) types(text string) { p.out.onChoices(func() { p.typeLine(text) }) }
+
+// answers answers successive choices with the texts. left returns how many are left.
+func (p *person) answers(texts ...string) (left func() int) {
+	p.out.onChoices(func() {
+		if len(texts) > 0 {
+			p.typeLine(texts[0])
+			texts = texts[1:]
+		}
+	})
+	return func() int { return len(texts) }
 }
 
 func TestAnswers(t *testing.T) {
@@ -145,11 +164,7 @@ func TestWhatWasTypedBeforeIsNoAnswer(t *testing.T) {
 	keyboard := &tty{lines: make(chan string, 10)}
 	out := &screen{t: t}
 	p := &Prompt{In: keyboard, Out: New(Options{Out: out}), Pressed: keyboard.pressed}
-	out.onWrite = func(written string) {
-		if strings.HasSuffix(written, " > ") {
-			keyboard.lines <- "n\n"
-		}
-	}
+	out.onChoices(func() { keyboard.lines <- "n\n" })
 	for i := range 3 {
 		keyboard.lines <- "y\n"
 		keyboard.lines <- "a\n"
@@ -169,11 +184,7 @@ func TestWhatWasTypedAfterAWithdrawnQuestionIsNoAnswer(t *testing.T) {
 	out := &screen{t: t}
 	p := &Prompt{In: keyboard, Out: New(Options{Out: out}), Pressed: keyboard.pressed}
 	ctx, cancel := context.WithCancel(t.Context())
-	out.onWrite = func(written string) {
-		if strings.HasSuffix(written, " > ") {
-			cancel()
-		}
-	}
+	out.onChoices(cancel)
 	if _, err := p.Approve(ctx, confirmation()); err == nil {
 		t.Fatal("answered")
 	}
@@ -181,11 +192,7 @@ func TestWhatWasTypedAfterAWithdrawnQuestionIsNoAnswer(t *testing.T) {
 	for len(p.lines) == 0 {
 		runtime.Gosched() // until the read has it
 	}
-	out.onWrite = func(written string) {
-		if strings.HasSuffix(written, " > ") {
-			keyboard.lines <- "n\n"
-		}
-	}
+	out.onChoices(func() { keyboard.lines <- "n\n" })
 	if got, err := p.Approve(t.Context(), confirmation()); err != nil || got.Decision != approval.DecisionDeny {
 		t.Errorf("%+v, %v", got, err)
 	}
@@ -227,14 +234,12 @@ func TestQuestionsComeOneAtATime(t *testing.T) {
 
 func TestNothingIsWrittenBehindAQuestion(t *testing.T) {
 	p := newPerson(t)
-	p.out.onWrite = func(written string) {
-		if strings.HasSuffix(written, " > ") {
-			go func() {
-				p.Out.Print("sandbox started")
-				_, _ = io.WriteString(p.typing, "n\n")
-			}()
-		}
-	}
+	p.out.onChoices(func() {
+		go func() {
+			p.Out.Print("sandbox started")
+			p.typeLine("n")
+		}()
+	})
 	if _, err := p.Approve(t.Context(), confirmation()); err != nil {
 		t.Fatal(err)
 	}
@@ -252,17 +257,10 @@ func TestTheQuestionsThatWaitAreListed(t *testing.T) {
 	gone.ID, gone.Seq, gone.Name = "gone", 0, "answered_here"
 	p.Pending = func() []approval.Confirmation { return []approval.Confirmation{second, first, gone} }
 	p.queue.left = map[string]bool{"gone": true}
-	answers := []string{"l", "n"}
-	p.out.onWrite = func(written string) {
-		if strings.HasSuffix(written, " > ") {
-			text := answers[0]
-			answers = answers[1:]
-			go func() { _, _ = io.WriteString(p.typing, text+"\n") }()
-		}
-	}
+	left := p.answers("l", "n")
 	got, err := p.Approve(t.Context(), first)
-	if err != nil || got.Decision != approval.DecisionDeny || len(answers) != 0 {
-		t.Errorf("%+v, %v, answers left: %q", got, err, answers)
+	if err != nil || got.Decision != approval.DecisionDeny || left() != 0 {
+		t.Errorf("%+v, %v, %d answers left", got, err, left())
 	}
 	shown := p.out.String()
 	one, two := strings.Index(shown, "  * 1. shell, class execute: "), strings.Index(shown, "    2. write_file, class execute: ")
@@ -335,18 +333,19 @@ func pressing(t *testing.T, texts ...string) *person {
 	p := newPerson(t)
 	k := &keyboard{reads: make(chan string, 100)}
 	p.In, p.Keys = k, k
-	p.out.onWrite = func(written string) {
-		if strings.HasSuffix(written, " > ") && len(texts) > 0 {
-			text := texts[0]
-			texts = texts[1:]
-			if !k.single && !strings.HasSuffix(text, "\n") {
-				t.Errorf("%q is typed where a line is read", text)
-			}
-			for read := range strings.SplitSeq(text, "|") {
-				k.reads <- read
-			}
+	p.out.onChoices(func() {
+		if len(texts) == 0 {
+			return
 		}
-	}
+		text := texts[0]
+		texts = texts[1:]
+		if !k.single && !strings.HasSuffix(text, "\n") {
+			t.Errorf("%q is typed where a line is read", text)
+		}
+		for read := range strings.SplitSeq(text, "|") {
+			k.reads <- read
+		}
+	})
 	t.Cleanup(func() {
 		close(k.reads)
 		if k.single || len(texts) > 0 || len(k.reads) > 0 {

@@ -175,17 +175,6 @@ func TestAnInputThatIsNoObject(t *testing.T) {
 	}
 }
 
-// answers answers successive choices with the texts.
-func (p *person) answers(texts ...string) {
-	p.out.onWrite = func(written string) {
-		if strings.HasSuffix(written, " > ") && len(texts) > 0 {
-			text := texts[0]
-			texts = texts[1:]
-			go func() { _, _ = io.WriteString(p.typing, text+"\n") }()
-		}
-	}
-}
-
 // Everything left out of a question must have been seen before anything allows it. If
 // all is shown, one key suffices.
 func TestNothingIsAllowedThatWasNotSeen(t *testing.T) {
@@ -210,18 +199,10 @@ func TestNothingIsAllowedThatWasNotSeen(t *testing.T) {
 		"help shows no content": {long, []string{"?", "y", ""}, deny},
 	} {
 		p := newPerson(t)
-		left := len(tt.typed)
-		p.answers(tt.typed...)
-		answers := p.out.onWrite
-		p.out.onWrite = func(written string) {
-			if strings.HasSuffix(written, " > ") {
-				left--
-			}
-			answers(written)
-		}
+		left := p.answers(tt.typed...)
 		got, err := p.Approve(t.Context(), tt.c)
-		if err != nil || got.Decision != tt.want || left != 0 {
-			t.Errorf("%s: %+v, %v, %d not typed:\n%s", name, got, err, left, p.out)
+		if err != nil || got.Decision != tt.want || left() != 0 {
+			t.Errorf("%s: %+v, %v, %d not typed:\n%s", name, got, err, left(), p.out)
 		}
 		if whole := strings.Count(p.out.String(), "  | true\n") >= 400; whole != (tt.want == allow && tt.c.Exact != nil) && name != "pages, given up" {
 			t.Errorf("%s: the whole on the screen: %t", name, whole)
@@ -266,19 +247,12 @@ func TestKeysCountOnceTheKeyboardIsQuiet(t *testing.T) {
 // key, its meaning is shown.
 func TestHelpAndOtherLines(t *testing.T) {
 	p := newPerson(t)
-	typed := []string{"?", " ? ", "yess"}
-	p.out.onWrite = func(written string) {
-		if strings.HasSuffix(written, " > ") {
-			text := typed[0]
-			typed = typed[1:]
-			go func() { _, _ = io.WriteString(p.typing, text+"\n") }()
-		}
-	}
+	left := p.answers("?", " ? ", "yess")
 	c := confirmation()
 	c.Scopes, c.Workspace, c.Phrase = append(c.Scopes, approval.ScopeAlways), "/p", "rm -r build"
 	got, err := p.Approve(t.Context(), c)
-	if err != nil || got.Decision != approval.DecisionDeny || len(typed) != 0 {
-		t.Errorf("%+v, %v, not typed: %q", got, err, typed)
+	if err != nil || got.Decision != approval.DecisionDeny || left() != 0 {
+		t.Errorf("%+v, %v, %d not typed", got, err, left())
 	}
 	for _, want := range []string{"a  allow every call of shell in this session, but none that is called dangerous", "A  allow for good: exactly `rm -r build` in this folder", "none of these keys, so it is no"} {
 		if !strings.Contains(strings.Join(strings.Fields(p.out.String()), " "), strings.Join(strings.Fields(want), " ")) {
@@ -299,11 +273,7 @@ func TestAQuestionThatIsSettledElsewhere(t *testing.T) {
 	} {
 		p := newPerson(t)
 		ctx, cancel := context.WithCancelCause(t.Context())
-		p.out.onWrite = func(written string) {
-			if strings.HasSuffix(written, " > ") {
-				cancel(cause)
-			}
-		}
+		p.out.onChoices(func() { cancel(cause) })
 		if got, err := p.Approve(ctx, confirmation()); err == nil {
 			t.Errorf("answered %+v", got)
 		}
@@ -330,30 +300,23 @@ func TestQuestionsSayHowManyWait(t *testing.T) {
 	}
 	elsewhere, settle := context.WithCancelCause(t.Context())
 	answered := 0
-	p.out.onWrite = func(written string) {
-		if !strings.HasSuffix(written, " > ") {
-			return
-		}
+	p.out.onChoices(func() {
 		if answered++; answered == 2 { // the third is answered elsewhere while the second is shown
 			settle(&approval.ResolvedError{Resolution: approval.Resolution{Decision: "allow", By: "user"}})
 			mu.Lock()
 			list = slices.DeleteFunc(list, func(c approval.Confirmation) bool { return c.Seq == 2 })
 			mu.Unlock()
 		}
-		go func() { _, _ = io.WriteString(p.typing, "y\n") }()
-	}
+		p.typeLine("y")
+	})
 	var wg sync.WaitGroup
-	for i := range slices.Backward(slices.Clone(list)) { // newest first: the terminal orders them
+	for i, c := range slices.Backward(slices.Clone(list)) { // newest first: the terminal orders them
 		wg.Go(func() {
 			ctx := t.Context()
 			if i == 2 {
 				ctx = elsewhere
 			}
-			_, err := p.Approve(ctx, func() approval.Confirmation {
-				c := confirmation()
-				c.ID, c.Seq, c.Input = fmt.Sprint(i), i, fmt.Sprintf("question %d", i)
-				return c
-			}())
+			_, err := p.Approve(ctx, c)
 			if (err != nil) != (i == 2) {
 				t.Errorf("question %d: %v", i, err)
 			}
