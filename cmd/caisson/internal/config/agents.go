@@ -30,11 +30,8 @@ var builtinAgents = sync.OnceValue(func() map[string]Agent {
 
 // AgentNames returns the names of all agents, sorted.
 func (c *Config) AgentNames() []string {
-	all := maps.Clone(c.Agents)
-	if all == nil {
-		all = map[string]Agent{}
-	}
-	maps.Copy(all, builtinAgents())
+	all := maps.Clone(builtinAgents())
+	maps.Copy(all, c.Agents)
 	return sortedKeys(all)
 }
 
@@ -105,13 +102,11 @@ func (c *Config) anyModel(agent, protocol string, getenv lookup) (SelectedModel,
 		return c.selectModel(*c.Model, "model", getenv)
 	}
 	def := agentModels[protocol]
-	provider, _, _ := strings.Cut(def, "/")
-	p := providers[provider]
-	_, key := getenv(p.keyEnv)
-	_, base := getenv(p.baseEnv)
-	if key || base {
+	if isInEnvironment(def, getenv) {
 		return c.selectModel(def, "model", getenv)
 	}
+	provider, _, _ := strings.Cut(def, "/")
+	p := providers[provider]
 	return SelectedModel{}, &Error{
 		Where: "agents." + agent + ".models", Err: ErrNoModel, Message: fmt.Sprintf("no model is configured for %s, and the environment holds no %s or %s", agent, p.keyEnv, p.baseEnv),
 		Hint: fmt.Sprintf("set %s, or name a model of protocol %s with --model or agents.%s.models: {\"*\": MODEL}", p.keyEnv, protocol, agent),

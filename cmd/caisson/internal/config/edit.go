@@ -122,7 +122,7 @@ func EditWorkspace(o Options, workspace string, additions []Addition) (*Edit, er
 		return nil, err
 	}
 	name := ShortenHome(workspace, home)
-	for _, have := range slices.Sorted(maps.Keys(old.Workspaces)) {
+	for _, have := range sortedKeys(old.Workspaces) {
 		if path, err := resolveFolder(have, home); err == nil && path == workspace {
 			name = have // the last one counts most
 		}

@@ -226,7 +226,7 @@ func (c *Config) loadProfile(o Options, _ lookup) error {
 	if !ok {
 		have, hint := "it has none", "add it under profiles"
 		if len(c.Profiles) > 0 {
-			have, hint = "it has "+strings.Join(slices.Sorted(maps.Keys(c.Profiles)), ", "), "name one of these, or add it under profiles"
+			have, hint = "it has "+strings.Join(sortedKeys(c.Profiles), ", "), "name one of these, or add it under profiles"
 		}
 		return &Error{Where: o.Path, Message: "there is no profile " + o.Profile + "; " + have, Hint: hint}
 	}
@@ -236,7 +236,7 @@ func (c *Config) loadProfile(o Options, _ lookup) error {
 
 // loadWorkspace puts the user's settings for the workspace over the profile's.
 func (c *Config) loadWorkspace(o Options, _ lookup) error {
-	for _, name := range slices.Sorted(maps.Keys(c.Workspaces)) {
+	for _, name := range sortedKeys(c.Workspaces) {
 		if c.home == "" && strings.HasPrefix(name, "~") {
 			continue // not a workspace of this process
 		}

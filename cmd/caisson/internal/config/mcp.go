@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"net/url"
 	"path"
+	"path/filepath"
 	"reflect"
 	"regexp"
 	"slices"
@@ -385,15 +386,10 @@ func (s *MCPBase) checkProgram() (key string, err error) {
 			return "env", errors.New(name + ": " + strings.TrimPrefix(err.Error(), sandbox.ErrInvalid.Error()+": "))
 		}
 	}
-	if s.Cwd != "" && !path.IsAbs(s.Cwd) && !isLocal(s.Cwd) {
+	if s.Cwd != "" && !path.IsAbs(s.Cwd) && !filepath.IsLocal(s.Cwd) {
 		return "cwd", fmt.Errorf("%q leaves the workspace", s.Cwd)
 	}
 	return s.checkFilters()
-}
-
-func isLocal(p string) bool {
-	clean := path.Clean(p)
-	return clean != ".." && !strings.HasPrefix(clean, "../")
 }
 
 func (s *MCPBase) checkFilters() (key string, err error) {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/url"
 	"slices"
 	"strings"
@@ -234,7 +235,8 @@ func (c *Config) checkServers() error {
 		case why == "" || s.Disabled:
 		case s.project:
 			c.SkippedServers = append(c.SkippedServers, record.Ignored{Name: name, Why: why})
-			c.MCP = withoutServer(c.MCP, name)
+			c.MCP = maps.Clone(c.MCP) // it may be shared
+			delete(c.MCP, name)
 		default:
 			return &Error{Where: "mcpServers." + name, Message: why, Hint: "choose what the administrator's file allows, or set disabled: true"}
 		}
@@ -243,16 +245,6 @@ func (c *Config) checkServers() error {
 		return &Error{Where: "mcp_use", Message: "none goes with no other name"}
 	}
 	return nil
-}
-
-func withoutServer(servers MCPServers, name string) MCPServers {
-	out := MCPServers{}
-	for other, s := range servers {
-		if other != name {
-			out[other] = s
-		}
-	}
-	return out
 }
 
 // UsedServers returns the names of a session's servers. It fails for an unknown name in

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -23,10 +22,7 @@ import (
 
 // defaultModels are used if no model is configured: the first one for which the
 // environment has a key or a server's address.
-var defaultModels = []struct{ model, keyEnv, baseEnv string }{
-	{"openai/gpt-6.2-sol", "OPENAI_API_KEY", "OPENAI_BASE_URL"},
-	{"anthropic/claude-sonnet-5-5", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"},
-}
+var defaultModels = []string{"openai/gpt-6.2-sol", "anthropic/claude-sonnet-5-5"}
 
 // ErrNoModel means that neither the settings nor the environment name a model.
 var ErrNoModel = errors.New("no model is configured")
@@ -41,6 +37,15 @@ var providers = map[string]provider{
 	"anthropic": {base: "https://api.anthropic.com", baseEnv: "ANTHROPIC_BASE_URL", keyEnv: "ANTHROPIC_API_KEY"},
 	"ollama":    {base: "http://127.0.0.1:11434", baseEnv: "OLLAMA_HOST"},
 	"gemini":    {base: "https://generativelanguage.googleapis.com", baseEnv: "GOOGLE_GEMINI_BASE_URL", keyEnv: "GEMINI_API_KEY"},
+}
+
+// isInEnvironment reports whether the environment has the key of a model's provider, or
+// the address of a server.
+func isInEnvironment(model string, getenv lookup) bool {
+	name, _, _ := strings.Cut(model, "/")
+	_, key := getenv(providers[name].keyEnv)
+	_, base := getenv(providers[name].baseEnv)
+	return key || base
 }
 
 // BaseURLVariables returns the variables with addresses of models.
@@ -90,18 +95,14 @@ func (c *Config) SelectModels(environ []string) (_ []SelectedModel, err error) {
 	getenv := newLookup(environ)
 	name := valueOr(c.Model, "")
 	if name == "" {
-		i := slices.IndexFunc(defaultModels, func(d struct{ model, keyEnv, baseEnv string }) bool {
-			_, key := getenv(d.keyEnv)
-			_, base := getenv(d.baseEnv)
-			return key || base
-		})
+		i := slices.IndexFunc(defaultModels, func(model string) bool { return isInEnvironment(model, getenv) })
 		if i < 0 {
 			return nil, &Error{
 				Where: "model", Err: ErrNoModel, Message: "no model is configured, and the environment holds no OPENAI_API_KEY, ANTHROPIC_API_KEY, OPENAI_BASE_URL or ANTHROPIC_BASE_URL",
 				Hint: "set the variable of your key, or name a model with --model or model: in the configuration; --model replay/FILE needs no key",
 			}
 		}
-		name = defaultModels[i].model
+		name = defaultModels[i]
 	}
 	first, err := c.selectModel(name, "model", getenv)
 	if err != nil {
@@ -344,5 +345,5 @@ func listModels(models map[string]Model) string {
 	if len(models) == 0 {
 		return ""
 	}
-	return " (there are " + strings.Join(slices.Sorted(maps.Keys(models)), ", ") + ")"
+	return " (there are " + strings.Join(sortedKeys(models), ", ") + ")"
 }

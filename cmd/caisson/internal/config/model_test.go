@@ -144,10 +144,10 @@ func TestKnownModels(t *testing.T) {
 			t.Errorf("price of %s (-want +got):\n%s", name, diff)
 		}
 	}
-	for _, d := range defaultModels {
-		provider, name, _ := strings.Cut(d.model, "/")
-		if _, ok := findKnown(provider, name); !ok || providers[provider].keyEnv != d.keyEnv {
-			t.Errorf("the default model %s has no known price, or another key than %s", d.model, d.keyEnv)
+	for _, model := range defaultModels {
+		provider, name, _ := strings.Cut(model, "/")
+		if _, ok := findKnown(provider, name); !ok {
+			t.Errorf("the default model %s has no known price", model)
 		}
 	}
 }

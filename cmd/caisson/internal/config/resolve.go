@@ -2,7 +2,6 @@ package config
 
 import (
 	"errors"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -31,7 +30,7 @@ func (n *Names) setText(text string) error {
 // Variables returns the variables of commands as NAME=value, from env and env_from.
 func (c *Config) Variables(getenv lookup) ([]string, error) {
 	var out []string
-	for _, name := range slices.Sorted(maps.Keys(c.Env)) {
+	for _, name := range sortedKeys(c.Env) {
 		out = append(out, name+"="+c.Env[name])
 	}
 	for _, name := range slices.Compact(slices.Sorted(slices.Values(c.EnvFrom))) {
@@ -56,7 +55,7 @@ func (c *Config) checkVariables() error {
 		}
 		return nil
 	}
-	for _, name := range slices.Sorted(maps.Keys(c.Env)) {
+	for _, name := range sortedKeys(c.Env) {
 		if err := check(joinKey("env", name), "", name+"="+c.Env[name]); err != nil {
 			return err
 		}

@@ -3,7 +3,6 @@ package config
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -17,7 +16,7 @@ import (
 func (s Serve) ServeTokens(environ []string, read func(path string) ([]byte, error)) (map[string]string, error) {
 	getenv := newLookup(environ)
 	out := map[string]string{}
-	for _, label := range slices.Sorted(maps.Keys(s.Tokens)) {
+	for _, label := range sortedKeys(s.Tokens) {
 		src, where := s.Tokens[label], "serve.tokens."+label
 		switch {
 		case (src.Env == nil) == (src.File == nil):
@@ -124,7 +123,7 @@ func chooseOffered[T any](where, name string, offered map[string]T) (T, error) {
 	}
 	hint := "leave it out: this server offers none"
 	if len(offered) > 0 {
-		hint = "name one of these: " + strings.Join(slices.Sorted(maps.Keys(offered)), ", ")
+		hint = "name one of these: " + strings.Join(sortedKeys(offered), ", ")
 	}
 	return v, &Error{Where: where, Message: fmt.Sprintf("%q is not offered", name), Hint: hint}
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -126,7 +125,7 @@ func nodeOf(at *ast.MappingValueNode, key string) ast.Node {
 // Declared returns the declarations, sorted by name.
 func (t Tools) Declared() []shell.Declared {
 	var out []shell.Declared
-	for _, name := range slices.Sorted(maps.Keys(t)) {
+	for _, name := range sortedKeys(t) {
 		out = append(out, t[name].declared)
 	}
 	return out
