@@ -127,11 +127,11 @@ func (s *SelectedModel) speaks(protocol string) bool {
 	return s.Provider == protocol
 }
 
-// AgentProtocols are the values of the key protocol of agents.
-var AgentProtocols = []string{"anthropic", "responses", "chat", "gemini"}
+// agentProtocols are the values of the key protocol of agents.
+var agentProtocols = []string{"anthropic", "responses", "chat", "gemini"}
 
-// AgentPlaceholders are the words that stand for values of a run, without braces.
-var AgentPlaceholders = []string{"instruction", "model", "base_url", "workspace", "home"}
+// agentPlaceholders are the words that stand for values of a run, without braces.
+var agentPlaceholders = []string{"instruction", "model", "base_url", "workspace", "home"}
 
 var (
 	agentName   = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z][a-z0-9_-]{0,39}$`) })
@@ -187,8 +187,8 @@ func (a *Agent) checkSource() (key, fault string) {
 		return "npm", fmt.Sprintf("%q is not a package with an exact version, such as opencode-ai@1.18.33", *a.NPM)
 	case a.Dir != nil && !strings.HasPrefix(*a.Dir, "/") && !strings.HasPrefix(*a.Dir, "~/"):
 		return "dir", fmt.Sprintf("%q does not begin with / or ~/", *a.Dir)
-	case a.Protocol == nil || !slices.Contains(AgentProtocols, *a.Protocol):
-		return "protocol", "an agent's protocol is one of " + strings.Join(AgentProtocols, ", ")
+	case a.Protocol == nil || !slices.Contains(agentProtocols, *a.Protocol):
+		return "protocol", "an agent's protocol is one of " + strings.Join(agentProtocols, ", ")
 	}
 	return "", ""
 }
@@ -245,8 +245,8 @@ func (a *Agent) checkProgram(argv []string) string {
 
 func checkPlaceholders(text string) string {
 	for _, m := range placeholder().FindAllStringSubmatch(text, -1) {
-		if !slices.Contains(AgentPlaceholders, m[1]) {
-			return fmt.Sprintf("unknown placeholder %s; there are {{%s}}", m[0], strings.Join(AgentPlaceholders, "}}, {{"))
+		if !slices.Contains(agentPlaceholders, m[1]) {
+			return fmt.Sprintf("unknown placeholder %s; there are {{%s}}", m[0], strings.Join(agentPlaceholders, "}}, {{"))
 		}
 	}
 	return ""

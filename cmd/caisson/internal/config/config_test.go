@@ -366,7 +366,7 @@ func TestSizes(t *testing.T) {
 		"1048576": 1 << 20, "64k": 64 << 10, "2GiB": 2 << 30, "1.5g": 3 << 29, "512 MiB": 512 << 20, "10b": 10,
 		"": 0, "-1": 0, "0": 0, "g": 0, "1x": 0, "1e30g": 0, "NaN": 0, "Inf": 0, "9999999t": 0,
 	} {
-		got, err := ParseSize(in)
+		got, err := parseSize(in)
 		if got != want || (err == nil) != (want != 0) {
 			t.Errorf("%q: %d, %v, want %d", in, got, err, want)
 		}

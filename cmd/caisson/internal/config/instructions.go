@@ -13,8 +13,8 @@ import (
 	"github.com/caisson-run/caisson/tools/skill"
 )
 
-// InstructionsFileName is the file of the user's instructions, beside config.yaml.
-const InstructionsFileName = "AGENTS.md"
+// instructionsFileName is the file of the user's instructions, beside config.yaml.
+const instructionsFileName = "AGENTS.md"
 
 const maxInstructionBytes = 32 << 10
 
@@ -34,7 +34,7 @@ func (c *Config) OperatorInstructions(configDir string) ([]runner.InstructionTex
 		return nil
 	}
 	if configDir != "" {
-		file := filepath.Join(configDir, InstructionsFileName)
+		file := filepath.Join(configDir, instructionsFileName)
 		text, err := readInstructions(file)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err

@@ -93,7 +93,7 @@ func Load(o Options) (Config, error) {
 			return Config{}, err
 		}
 	}
-	env, found, err := FromEnviron(o.Environ, o.Others)
+	env, found, err := fromEnviron(o.Environ, o.Others)
 	if err != nil {
 		return Config{}, err
 	}
@@ -166,7 +166,7 @@ func (c *Config) loadProject(o Options, _ lookup) error {
 	if o.Project == nil {
 		return nil
 	}
-	p, err := ParseProject(*o.Project)
+	p, err := parseProject(*o.Project)
 	if err != nil {
 		return err
 	}
@@ -275,8 +275,8 @@ func (c *Config) loadRequirements(o Options, getenv lookup) error {
 	return nil
 }
 
-// MaxConcurrency bounds a session's concurrent tool calls.
-const MaxConcurrency = 64
+// maxConcurrency bounds a session's concurrent tool calls.
+const maxConcurrency = 64
 
 // checkValues refuses values that no flag accepts, wherever they came from.
 func (c *Config) checkValues() error {
@@ -297,8 +297,8 @@ func (c *Config) checkValues() error {
 			return err
 		}
 	}
-	if c.Concurrency != nil && *c.Concurrency > MaxConcurrency {
-		return &Error{Where: "concurrency", Message: fmt.Sprintf("%d tool calls at once are more than %d", *c.Concurrency, MaxConcurrency)}
+	if c.Concurrency != nil && *c.Concurrency > maxConcurrency {
+		return &Error{Where: "concurrency", Message: fmt.Sprintf("%d tool calls at once are more than %d", *c.Concurrency, maxConcurrency)}
 	}
 	for _, v := range listValues(File{Programs: c.Programs}) {
 		if !filepath.IsAbs(v.Text) {
@@ -313,9 +313,9 @@ func (c *Config) checkValues() error {
 	return c.applyRequirements()
 }
 
-// FromEnviron reads the CAISSON_… variables among NAME=value strings. It refuses
+// fromEnviron reads the CAISSON_… variables among NAME=value strings. It refuses
 // unknown ones, except those in others.
-func FromEnviron(environ, others []string) (File, bool, error) {
+func fromEnviron(environ, others []string) (File, bool, error) {
 	byEnv := map[string]Setting{}
 	for _, s := range Settings() {
 		byEnv[s.Env()] = s
@@ -325,7 +325,7 @@ func FromEnviron(environ, others []string) (File, bool, error) {
 	for _, e := range environ {
 		name, value, _ := strings.Cut(e, "=")
 		// As in most programs, an empty variable counts as unset.
-		if !strings.HasPrefix(name, EnvPrefix) || value == "" || slices.Contains(others, name) {
+		if !strings.HasPrefix(name, envPrefix) || value == "" || slices.Contains(others, name) {
 			continue
 		}
 		s, ok := byEnv[name]

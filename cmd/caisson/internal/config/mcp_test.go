@@ -252,7 +252,7 @@ func FuzzParseProjectServers(f *testing.F) {
 	f.Add([]byte(projectMCP))
 	f.Add([]byte(`{"mcpServers":{"a":{"url":"https://x/","headers":{"a":"${B:-}"}}}}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		servers, err := ParseProjectServers(ProjectFile{Path: MCPPath, Text: text})
+		servers, err := parseProjectServers(ProjectFile{Path: MCPPath, Text: text})
 		if err != nil {
 			return
 		}

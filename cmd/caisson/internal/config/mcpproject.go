@@ -58,13 +58,13 @@ func allowsHost(patterns []string, address string) bool {
 	})
 }
 
-// ProjectServers are the servers of a workspace's .mcp.json as they are written.
-type ProjectServers map[string]MCPBase
+// projectServers are the servers of a workspace's .mcp.json as they are written.
+type projectServers map[string]MCPBase
 
-// ParseProjectServers reads a .mcp.json. It refuses unknown keys, and keys that only
+// parseProjectServers reads a .mcp.json. It refuses unknown keys, and keys that only
 // the operator may set. References to variables stay unexpanded. Its error is an
 // [Error] with the place.
-func ParseProjectServers(f ProjectFile) (ProjectServers, error) {
+func parseProjectServers(f ProjectFile) (projectServers, error) {
 	if err := checkNesting(f); err != nil {
 		return nil, err
 	}
@@ -79,7 +79,7 @@ func ParseProjectServers(f ProjectFile) (ProjectServers, error) {
 	if err := parseWith(f.Path, text, func(ast.Node) error { return nil }, &file); err != nil {
 		return nil, err
 	}
-	return ProjectServers(file.Servers), nil
+	return file.Servers, nil
 }
 
 // jsonError returns the place of a mistake in a text that is not JSON.
@@ -94,8 +94,6 @@ func jsonError(f ProjectFile) error {
 	}
 	return e
 }
-
-type projectServers ProjectServers
 
 // operatorKeys are keys for the operator's own configuration only.
 var operatorKeys = []string{"on_host", "memory", "processes", "egress"}
@@ -197,7 +195,7 @@ func (c *Config) loadProjectServers(o Options, getenv lookup) error {
 	if o.ProjectServers == nil {
 		return nil
 	}
-	servers, err := ParseProjectServers(*o.ProjectServers)
+	servers, err := parseProjectServers(*o.ProjectServers)
 	if err != nil {
 		return err
 	}
@@ -326,7 +324,7 @@ func joinCommand(argv []string) string {
 // DescribeServers returns the servers of a workspace's .mcp.json, which must have been
 // loaded.
 func (c *Config) DescribeServers(f ProjectFile) ([]ProjectServer, error) {
-	servers, err := ParseProjectServers(f)
+	servers, err := parseProjectServers(f)
 	if err != nil {
 		return nil, err
 	}

@@ -42,9 +42,9 @@ type ProjectFile struct {
 // SHA256 returns the hash of the text in hexadecimal.
 func (p ProjectFile) SHA256() string { return hashHex(p.Text) }
 
-// ParseProject reads a workspace's file. It refuses unknown keys and loosening values.
+// parseProject reads a workspace's file. It refuses unknown keys and loosening values.
 // Its error is an [Error] with the place.
-func ParseProject(f ProjectFile) (Project, error) {
+func parseProject(f ProjectFile) (Project, error) {
 	var p Project
 	if err := checkNesting(f); err != nil {
 		return p, err

@@ -163,7 +163,7 @@ func TestFlagsAreAboveTheProject(t *testing.T) {
 
 func TestHostileDepth(t *testing.T) {
 	for _, unit := range []string{"[", "{a: ", "- ", "? ", "a:\n ", "&a [", "\"", "'", "|\n", "- \n", "*a ", "a: [\n", "-\t", "? - "} {
-		_, err := ParseProject(*project(strings.Repeat(unit, MaxProjectBytes/len(unit))))
+		_, err := parseProject(*project(strings.Repeat(unit, MaxProjectBytes/len(unit))))
 		if e, ok := errors.AsType[*Error](err); !ok || e.Where != ProjectPath {
 			t.Errorf("%q: %v", unit, err)
 		}

@@ -34,8 +34,7 @@ type Retries int64
 
 const maxRetries = 20
 
-// ParseRetries parses [Retries].
-func ParseRetries(s string) (Retries, error) {
+func parseRetries(s string) (Retries, error) {
 	n, err := strconv.ParseInt(strings.TrimSpace(s), 10, 64)
 	if err != nil || n < 0 || n > maxRetries {
 		return 0, fmt.Errorf("invalid number of retries %q: want 0 to %d", s, maxRetries)
@@ -46,8 +45,7 @@ func ParseRetries(s string) (Retries, error) {
 // Number is a decimal number of at least 0.
 type Number float64
 
-// ParseSize parses a [Size].
-func ParseSize(s string) (Size, error) {
+func parseSize(s string) (Size, error) {
 	digits := strings.TrimRight(strings.ToLower(strings.TrimSpace(s)), "bikmgt ")
 	unit := strings.TrimSpace(strings.ToLower(strings.TrimSpace(s))[len(digits):])
 	shift, ok := map[string]int{
@@ -70,8 +68,7 @@ func ParseDuration(s string) (Duration, error) {
 	return Duration(d), nil
 }
 
-// ParseCPUs parses [CPUs].
-func ParseCPUs(s string) (CPUs, error) {
+func parseCPUs(s string) (CPUs, error) {
 	v, err := strconv.ParseFloat(s, 64)
 	if err != nil || !(v >= 0.01) || v > 1<<20 {
 		return 0, fmt.Errorf("invalid number of processors %q: want a number such as 2 or 0.5", s)
@@ -88,8 +85,7 @@ func ParseDollars(s string) (Dollars, error) {
 	return Dollars(math.Round(v * 1e6)), nil
 }
 
-// ParseCount parses a [Count].
-func ParseCount(s string) (Count, error) {
+func parseCount(s string) (Count, error) {
 	v, err := strconv.ParseInt(s, 10, 64)
 	if err != nil || v < 1 {
 		return 0, fmt.Errorf("invalid count %q: want a whole number of at least 1; leave the setting out for no limit", s)
@@ -97,8 +93,7 @@ func ParseCount(s string) (Count, error) {
 	return Count(v), nil
 }
 
-// ParseNumber parses a [Number].
-func ParseNumber(s string) (Number, error) {
+func parseNumber(s string) (Number, error) {
 	v, err := strconv.ParseFloat(s, 64)
 	if err != nil || !(v >= 0) || math.IsInf(v, 0) {
 		return 0, fmt.Errorf("invalid number %q: want at least 0", s)
@@ -107,27 +102,27 @@ func ParseNumber(s string) (Number, error) {
 }
 
 // UnmarshalYAML implements yaml.NodeUnmarshaler.
-func (s *Size) UnmarshalYAML(n ast.Node) error { return unmarshalScalar(s, n, ParseSize) }
+func (s *Size) UnmarshalYAML(n ast.Node) error { return unmarshalScalar(s, n, parseSize) }
 
 // UnmarshalYAML implements yaml.NodeUnmarshaler.
 func (d *Duration) UnmarshalYAML(n ast.Node) error { return unmarshalScalar(d, n, ParseDuration) }
 
 // UnmarshalYAML implements yaml.NodeUnmarshaler.
-func (c *CPUs) UnmarshalYAML(n ast.Node) error { return unmarshalScalar(c, n, ParseCPUs) }
+func (c *CPUs) UnmarshalYAML(n ast.Node) error { return unmarshalScalar(c, n, parseCPUs) }
 
 // UnmarshalYAML implements yaml.NodeUnmarshaler.
 func (d *Dollars) UnmarshalYAML(n ast.Node) error { return unmarshalScalar(d, n, ParseDollars) }
 
 // UnmarshalYAML implements yaml.NodeUnmarshaler.
-func (c *Count) UnmarshalYAML(n ast.Node) error { return unmarshalScalar(c, n, ParseCount) }
+func (c *Count) UnmarshalYAML(n ast.Node) error { return unmarshalScalar(c, n, parseCount) }
 
 // UnmarshalYAML implements yaml.NodeUnmarshaler.
-func (r *Retries) UnmarshalYAML(n ast.Node) error { return unmarshalScalar(r, n, ParseRetries) }
+func (r *Retries) UnmarshalYAML(n ast.Node) error { return unmarshalScalar(r, n, parseRetries) }
 
 func (r Retries) String() string { return strconv.FormatInt(int64(r), 10) }
 
 // UnmarshalYAML implements yaml.NodeUnmarshaler.
-func (v *Number) UnmarshalYAML(n ast.Node) error { return unmarshalScalar(v, n, ParseNumber) }
+func (v *Number) UnmarshalYAML(n ast.Node) error { return unmarshalScalar(v, n, parseNumber) }
 
 // unmarshalScalar decodes one value. Its error has the value's place.
 func unmarshalScalar[T any](dst *T, n ast.Node, parse func(string) (T, error)) error {

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// SchemaNames returns the names that [Schema] knows.
-func SchemaNames() []string { return []string{"user", "project", "requirements"} }
+// schemaNames are the names that [Schema] knows.
+var schemaNames = []string{"user", "project", "requirements"}
 
 // Schema returns a JSON Schema of a configuration file, made from the Go types that
 // files are read into. It is Draft 7, which editors know best.
@@ -34,7 +34,7 @@ func Schema(name string) (map[string]any, error) {
 		s = schemaMaker{references: true}
 		root = s.objectSchema("", reflect.TypeFor[Requirements]())
 	default:
-		return nil, fmt.Errorf("there is no schema of %q; there are %s", name, strings.Join(SchemaNames(), ", "))
+		return nil, fmt.Errorf("there is no schema of %q; there are %s", name, strings.Join(schemaNames, ", "))
 	}
 	root["$schema"] = "http://json-schema.org/draft-07/schema#"
 	root["title"] = "Caisson configuration: " + name

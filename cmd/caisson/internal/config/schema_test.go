@@ -58,7 +58,7 @@ func decodedJSON(t *testing.T, v any) any {
 // TestEveryKeyIsInTheSchema: Schema fails for a key without a description or with an
 // unknown type.
 func TestEveryKeyIsInTheSchema(t *testing.T) {
-	for _, name := range SchemaNames() {
+	for _, name := range schemaNames {
 		compiled(t, name)
 	}
 	if _, err := Schema("other"); err == nil {
@@ -185,7 +185,7 @@ func TestTheDocumentedFileIsValid(t *testing.T) {
 			t.Errorf("example %d is no file: %v", i+1, errors.Join(user, theirs, admin))
 		}
 	}
-	for _, name := range SchemaNames() {
+	for _, name := range schemaNames {
 		if read[name] == 0 {
 			t.Errorf("no example of the %s file", name)
 		}

@@ -89,8 +89,8 @@ func TestValuesAreWrittenAsTheyAreRead(t *testing.T) {
 		}
 	}
 	for in, want := range map[string]string{"2GiB": "2GiB", "1.5g": "1536MiB", "64k": "64KiB", "1000": "1000"} {
-		s, err := ParseSize(in)
-		again, err2 := ParseSize(s.String())
+		s, err := parseSize(in)
+		again, err2 := parseSize(s.String())
 		if diff := cmp.Diff(want, s.String()); diff != "" || again != s || err != nil || err2 != nil {
 			t.Errorf("%s: %s, %v, %v", in, s, err, err2)
 		}

@@ -144,12 +144,12 @@ var listSettings = sync.OnceValue(func() []Setting {
 	return out
 })
 
-// EnvPrefix begins the names of Caisson's environment variables.
-const EnvPrefix = "CAISSON_"
+// envPrefix begins the names of Caisson's environment variables.
+const envPrefix = "CAISSON_"
 
 // Env returns the setting's environment variable.
 func (s Setting) Env() string {
-	return EnvPrefix + strings.ToUpper(strings.ReplaceAll(s.Flag, "-", "_"))
+	return envPrefix + strings.ToUpper(strings.ReplaceAll(s.Flag, "-", "_"))
 }
 
 // Set parses a value into f. Its error is an [Error] at where.
