@@ -115,7 +115,7 @@ func TestOllamaURL(t *testing.T) {
 func TestKnownModels(t *testing.T) {
 	for _, k := range knownModels {
 		p := k.price
-		if p.Input <= 0 || p.Output <= p.Input || p.CachedInput <= 0 || p.CachedInput > p.Input || p.CacheWrite < p.Input || k.source == "" || k.asOf == "" || k.contextWindow <= 0 {
+		if p.Input <= 0 || p.Output <= p.Input || p.CachedInput <= 0 || p.CachedInput > p.Input || p.CacheWrite < p.Input || k.source == "" || k.contextWindow <= 0 {
 			t.Errorf("%+v", k)
 		}
 		for _, suffix := range []string{"", "-2025-08-07", "-20250807"} {

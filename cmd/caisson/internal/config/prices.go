@@ -17,8 +17,8 @@ type knownModel struct {
 	price          limits.Price
 	// contextWindow is the longest input if the provider bounds input separately.
 	contextWindow int64
-	// source is where price and contextWindow were read on the date asOf.
-	source, asOf string
+	// source is where price and contextWindow were read on 2026-11-23.
+	source string
 }
 
 const (
@@ -36,7 +36,6 @@ const (
 	// sonnet55Source has the price of cache reads since 2026-10-07. The copy of the
 	// page models/sonnet-5-5/overview is older, and otherwise the same.
 	sonnet55Source = "github.com/anomalyco/models.dev, providers/anthropic/models/claude-sonnet-5-5.toml, commit 482fb019; platform.claude.com/docs, models/sonnet-5-5/overview"
-	pricesAsOf     = "2026-11-23"
 )
 
 // claudePrice returns a price of Anthropic. Cache writes for five minutes cost a
@@ -67,35 +66,35 @@ func doubleLong(p limits.Price) limits.Price {
 	return p
 }
 
-// knownModels are well-known models. Update prices, source and date together.
+// knownModels are well-known models. Update prices, source and its date together.
 var knownModels = []knownModel{
-	{"openai", "gpt-6.2-sol", openAIWritePrice(2, 0.10, 10), 922_000, openAIPagesSource, pricesAsOf},
-	{"openai", "gpt-6.1-terra", openAIWritePrice(1, 0.05, 5), 922_000, openAIPagesSource, pricesAsOf},
-	{"openai", "gpt-6.1-sol", openAIWritePrice(2, 0.10, 10), 922_000, sol61Source, pricesAsOf},
-	{"openai", "gpt-6-luna", openAIWritePrice(0.10, 0.01, 0.50), 922_000, openAIPagesSource, pricesAsOf},
-	{"openai", "gpt-5.6-luna", openAIWritePrice(0.20, 0.02, 1.20), 922_000, openAIPagesSource, pricesAsOf},
-	{"openai", "gpt-5.5", doubleLong(openAIPrice(5, 0.50, 30)), 922_000, openAISource, pricesAsOf},
-	{"openai", "gpt-5.4", doubleLong(openAIPrice(2.50, 0.25, 15)), 922_000, openAISource, pricesAsOf},
-	{"openai", "gpt-5.4-mini", openAIPrice(0.75, 0.075, 4.50), 272_000, openAISource, pricesAsOf},
-	{"openai", "gpt-5", openAIPrice(1.25, 0.125, 10), 272_000, openAISource, pricesAsOf},
-	{"openai", "gpt-5-mini", openAIPrice(0.25, 0.025, 2), 272_000, openAISource, pricesAsOf},
-	{"openai", "gpt-5-nano", openAIPrice(0.05, 0.005, 0.40), 272_000, openAISource, pricesAsOf},
-	{"openai", "gpt-5.1", openAIPrice(1.25, 0.125, 10), 272_000, openAISource, pricesAsOf},
-	{"openai", "gpt-5.2", openAIPrice(1.75, 0.175, 14), 272_000, openAISource, pricesAsOf},
-	{"openai", "gpt-4.1", openAIPrice(2, 0.50, 8), 1_047_576, openAISource, pricesAsOf},
-	{"openai", "gpt-4.1-mini", openAIPrice(0.40, 0.10, 1.60), 1_047_576, openAISource, pricesAsOf},
-	{"openai", "gpt-4o", openAIPrice(2.50, 1.25, 10), 128_000, openAISource, pricesAsOf},
-	{"openai", "gpt-4o-mini", openAIPrice(0.15, 0.075, 0.60), 128_000, openAISource, pricesAsOf},
-	{"openai", "o3", openAIPrice(2, 0.50, 8), 200_000, openAISource, pricesAsOf},
-	{"anthropic", "claude-fable-5-1", claudePrice(10, 0.25, 50), 1_000_000, claudeSource, pricesAsOf},
-	{"anthropic", "claude-opus-5-5", claudePrice(4, 0.20, 20), 1_000_000, claudeSource, pricesAsOf},
-	{"anthropic", "claude-opus-5", claudePrice(5, 0.50, 25), 1_000_000, claudeSource, pricesAsOf},
-	{"anthropic", "claude-opus-4-6", claudePrice(5, 0.50, 25), 1_000_000, claudeSource, pricesAsOf},
-	{"anthropic", "claude-opus-4-5", claudePrice(5, 0.50, 25), 200_000, claudeSource, pricesAsOf},
-	{"anthropic", "claude-sonnet-5-5", claudePrice(2, 0.10, 10), 1_000_000, sonnet55Source, pricesAsOf},
-	{"anthropic", "claude-sonnet-5", claudePrice(2, 0.20, 10), 1_000_000, claudeSource, pricesAsOf},
-	{"anthropic", "claude-sonnet-4-5", claudePrice(3, 0.30, 15), 200_000, claudeSource, pricesAsOf},
-	{"anthropic", "claude-haiku-4-5", claudePrice(1, 0.10, 5), 200_000, claudeSource, pricesAsOf},
+	{"openai", "gpt-6.2-sol", openAIWritePrice(2, 0.10, 10), 922_000, openAIPagesSource},
+	{"openai", "gpt-6.1-terra", openAIWritePrice(1, 0.05, 5), 922_000, openAIPagesSource},
+	{"openai", "gpt-6.1-sol", openAIWritePrice(2, 0.10, 10), 922_000, sol61Source},
+	{"openai", "gpt-6-luna", openAIWritePrice(0.10, 0.01, 0.50), 922_000, openAIPagesSource},
+	{"openai", "gpt-5.6-luna", openAIWritePrice(0.20, 0.02, 1.20), 922_000, openAIPagesSource},
+	{"openai", "gpt-5.5", doubleLong(openAIPrice(5, 0.50, 30)), 922_000, openAISource},
+	{"openai", "gpt-5.4", doubleLong(openAIPrice(2.50, 0.25, 15)), 922_000, openAISource},
+	{"openai", "gpt-5.4-mini", openAIPrice(0.75, 0.075, 4.50), 272_000, openAISource},
+	{"openai", "gpt-5", openAIPrice(1.25, 0.125, 10), 272_000, openAISource},
+	{"openai", "gpt-5-mini", openAIPrice(0.25, 0.025, 2), 272_000, openAISource},
+	{"openai", "gpt-5-nano", openAIPrice(0.05, 0.005, 0.40), 272_000, openAISource},
+	{"openai", "gpt-5.1", openAIPrice(1.25, 0.125, 10), 272_000, openAISource},
+	{"openai", "gpt-5.2", openAIPrice(1.75, 0.175, 14), 272_000, openAISource},
+	{"openai", "gpt-4.1", openAIPrice(2, 0.50, 8), 1_047_576, openAISource},
+	{"openai", "gpt-4.1-mini", openAIPrice(0.40, 0.10, 1.60), 1_047_576, openAISource},
+	{"openai", "gpt-4o", openAIPrice(2.50, 1.25, 10), 128_000, openAISource},
+	{"openai", "gpt-4o-mini", openAIPrice(0.15, 0.075, 0.60), 128_000, openAISource},
+	{"openai", "o3", openAIPrice(2, 0.50, 8), 200_000, openAISource},
+	{"anthropic", "claude-fable-5-1", claudePrice(10, 0.25, 50), 1_000_000, claudeSource},
+	{"anthropic", "claude-opus-5-5", claudePrice(4, 0.20, 20), 1_000_000, claudeSource},
+	{"anthropic", "claude-opus-5", claudePrice(5, 0.50, 25), 1_000_000, claudeSource},
+	{"anthropic", "claude-opus-4-6", claudePrice(5, 0.50, 25), 1_000_000, claudeSource},
+	{"anthropic", "claude-opus-4-5", claudePrice(5, 0.50, 25), 200_000, claudeSource},
+	{"anthropic", "claude-sonnet-5-5", claudePrice(2, 0.10, 10), 1_000_000, sonnet55Source},
+	{"anthropic", "claude-sonnet-5", claudePrice(2, 0.20, 10), 1_000_000, claudeSource},
+	{"anthropic", "claude-sonnet-4-5", claudePrice(3, 0.30, 15), 200_000, claudeSource},
+	{"anthropic", "claude-haiku-4-5", claudePrice(1, 0.10, 5), 200_000, claudeSource},
 }
 
 // findKnown finds a model. Its name may end in a snapshot's date, as in
