@@ -36,13 +36,6 @@ type Launch struct {
 // File is a file of an agent. Path is relative to the home directory.
 type File struct{ Path, Content string }
 
-// notInteractiveError reports an agent without an interactive command.
-type notInteractiveError struct{ name string }
-
-func (e *notInteractiveError) Error() string {
-	return "the agent " + e.name + " has no interactive command"
-}
-
 // maxArgument is the kernel's bound on one argument (MAX_ARG_STRLEN), with its NUL.
 const maxArgument = 128 << 10
 
@@ -52,7 +45,7 @@ func (a *Agent) Launch(p Program, r Run) (Launch, error) {
 	argv := a.Command
 	if r.Interactive {
 		if argv = a.Interactive; argv == nil {
-			return Launch{}, &notInteractiveError{a.Name}
+			return Launch{}, fmt.Errorf("the agent %s has no interactive command", a.Name)
 		}
 		r.Instruction = ""
 	}
