@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/runner/batch"
 	"github.com/caisson-run/caisson/runner/record"
 )
@@ -40,8 +41,6 @@ type ProgressOptions struct {
 	Kept  []batch.Ending
 	// MaxCostMicroUSD is the batch's limit. 0 means none.
 	MaxCostMicroUSD int64
-	// Now is time.Now if nil.
-	Now func() time.Time
 }
 
 const (
@@ -51,10 +50,7 @@ const (
 
 // NewProgress returns a progress that is shown until Close.
 func NewProgress(o ProgressOptions) *Progress {
-	if o.Now == nil {
-		o.Now = time.Now
-	}
-	p := &Progress{o: o, began: o.Now(), counts: map[batch.Outcome]int{}, stop: make(chan struct{})}
+	p := &Progress{o: o, began: time.Now(), counts: map[batch.Outcome]int{}, stop: make(chan struct{})}
 	for _, e := range o.Kept {
 		p.countEnding(e)
 	}
@@ -80,7 +76,7 @@ func (p *Progress) drawLines() {
 
 // showLine writes the line if it is due or the last. The caller holds mu.
 func (p *Progress) showLine(last bool) {
-	now := p.o.Now()
+	now := time.Now()
 	if p.o.Columns != nil {
 		line := []rune(p.formatLine(now))
 		line = line[:min(len(line), max(1, p.o.Columns()-1))]
@@ -109,22 +105,15 @@ func (p *Progress) formatLine(now time.Time) string {
 			parts = append(parts, "ETA "+left.Round(time.Second).String())
 		}
 	}
-	if cost := "$" + shortCost(p.cost); p.o.MaxCostMicroUSD > 0 {
-		parts = append(parts, cost+" of $"+shortCost(p.o.MaxCostMicroUSD))
+	if p.o.MaxCostMicroUSD > 0 {
+		parts = append(parts, formatMicroUSD(p.cost)+" of "+formatMicroUSD(p.o.MaxCostMicroUSD))
 	} else if p.cost > 0 {
-		parts = append(parts, cost)
+		parts = append(parts, formatMicroUSD(p.cost))
 	}
 	return strings.Join(parts, " · ")
 }
 
-// shortCost returns a cost in dollars with at least two decimals.
-func shortCost(micro int64) string {
-	text := strings.TrimRight(record.CostUSD(&micro), "0")
-	if at := strings.IndexByte(text, '.'); len(text)-at < 3 {
-		text += strings.Repeat("0", 3-len(text)+at)
-	}
-	return text
-}
+func formatMicroUSD(micro int64) string { return "$" + ui.TrimCents(record.CostUSD(&micro)) }
 
 // countEnding adds a trial. The caller holds mu or has the only reference.
 func (p *Progress) countEnding(e batch.Ending) {

@@ -410,7 +410,7 @@ func TestEndedCallsTakeOneRow(t *testing.T) {
 
 func TestTrimCents(t *testing.T) {
 	for amount, want := range map[string]string{"0.000000": "0.00", "0.012300": "0.0123", "1.500000": "1.50", "2.000001": "2.000001", "3": "3.00"} {
-		if got := trimCents(amount); got != want {
+		if got := TrimCents(amount); got != want {
 			t.Errorf("%s becomes %s, want %s", amount, got, want)
 		}
 	}

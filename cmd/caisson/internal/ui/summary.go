@@ -140,7 +140,7 @@ func changeBar(sign byte, n, other int) string {
 func costLine(r runner.Report) string {
 	cost := "cost unknown"
 	if r.CostUSD != "unknown" {
-		cost = "$" + trimCents(r.CostUSD)
+		cost = "$" + TrimCents(r.CostUSD)
 	}
 	u := r.Usage
 	return fmt.Sprintf("%s · %d tokens in, %d out · %s, %s · %s.%d s · records in %s",
@@ -149,8 +149,8 @@ func costLine(r runner.Report) string {
 		fmt.Sprint(r.WallMS/1000), r.WallMS%1000/100, safeLine(r.Dir))
 }
 
-// trimCents removes zeros from the end of an amount, but keeps two decimals.
-func trimCents(amount string) string {
+// TrimCents removes zeros from the end of an amount, but keeps two decimals.
+func TrimCents(amount string) string {
 	whole, part, _ := strings.Cut(amount, ".")
 	part = strings.TrimRight(part, "0")
 	return whole + "." + part + strings.Repeat("0", max(2-len(part), 0))
