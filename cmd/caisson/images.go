@@ -226,7 +226,7 @@ func imageArguments(args []string) ([]images.Reference, error) {
 func newPulling(a *app) *ui.PullProgress {
 	p := &ui.PullProgress{
 		Say:   func(text string) { fmt.Fprintln(a.stderr, "caisson: "+makeSafe(text)) },
-		Width: func() int { columns, _ := a.size(); return columns }, Now: time.Now, Pause: ui.LinePause,
+		Width: func() int { columns, _ := a.size(); return columns },
 	}
 	if a.drawsOn(a.stderr) {
 		p.Bar = a.stderr

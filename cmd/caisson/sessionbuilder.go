@@ -217,7 +217,7 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 	if !s.conf.Requirements.AllowsImage(image.String()) {
 		return runner.Options{}, &config.Error{Where: "requirements", Message: "image " + image.String() + " is not allowed on this machine", Hint: "choose what the administrator's file allows"}
 	}
-	s.host.ReportPulls((&ui.PullProgress{Say: u.printNotice, Now: time.Now, Pause: ui.LinePause}).Report)
+	s.host.ReportPulls((&ui.PullProgress{Say: u.printNotice}).Report)
 	o, err := s.commonOptions(u.defaultPreset(sandbox.WorkspaceMode(*s.conf.Mode).KeepsChanges() && !s.apply))
 	if err != nil {
 		return o, err

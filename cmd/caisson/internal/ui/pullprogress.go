@@ -21,9 +21,6 @@ type PullProgress struct {
 	// Bar is a terminal that can return to the start of a line, or nil.
 	Bar   io.Writer
 	Width func() int
-	Now   func() time.Time
-	// Pause is the time between two lines about one image.
-	Pause time.Duration
 
 	mu     sync.Mutex
 	states map[string]*pullState
@@ -38,9 +35,9 @@ type pullState struct {
 	text   string // the builder's
 }
 
-// LinePause is a Pause for output without a bar: users see progress, and logs stay
-// short.
-const LinePause = 5 * time.Second
+// linePause is the time between two lines about one image: users see progress, and logs
+// stay short.
+const linePause = 5 * time.Second
 
 // Report shows a report of the store.
 func (p *PullProgress) Report(r store.Progress) {
@@ -77,13 +74,12 @@ func (p *PullProgress) Report(r store.Progress) {
 
 func (p *PullProgress) showState(name string, phase store.Phase, s *pullState) {
 	text := "image " + name + ": " + s.describePhase(phase)
-	now := p.Now()
 	switch {
 	case p.Bar != nil:
 		p.drawBar(text, s)
-	case !s.begun || now.Sub(s.last) >= p.Pause:
+	case !s.begun || time.Since(s.last) >= linePause:
 		p.Say(text)
-		s.last = now
+		s.last = time.Now()
 	}
 	s.begun = true
 }

@@ -3,6 +3,7 @@ package ui
 import (
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -11,8 +12,8 @@ import (
 	"github.com/caisson-run/caisson/images/store"
 )
 
-// pull reports two layers of an image, a second between reports.
-func pull(p *PullProgress, clock *time.Time) {
+// pull reports two layers of an image, two seconds between reports.
+func pull(p *PullProgress) {
 	ref := images.Reference{Scheme: images.SchemeName, Value: "debian:12"}
 	for _, r := range []store.Progress{
 		{Phase: store.PhaseResolve},
@@ -26,38 +27,38 @@ func pull(p *PullProgress, clock *time.Time) {
 	} {
 		r.Reference = ref
 		p.Report(r)
-		*clock = clock.Add(time.Second)
+		time.Sleep(2 * time.Second)
 	}
 }
 
 func TestPullingInLines(t *testing.T) {
-	var got []string
-	var clock time.Time
-	p := &PullProgress{Say: func(text string) { got = append(got, text) }, Now: func() time.Time { return clock }, Pause: 3 * time.Second}
-	pull(p, &clock)
-	want := []string{
-		"image debian:12: fetching",
-		"image debian:12: downloading, 2.0 MiB of 4.0 MiB",
-		"image debian:12 is there, 4.0 MiB downloaded",
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("lines (-want +got):\n%s", diff)
-	}
-	// A second image begins anew, and a cached one is not mentioned.
-	got = nil
-	p.Report(store.Progress{Reference: images.Reference{Scheme: images.SchemeName, Value: "x"}, Phase: store.PhaseResolve})
-	p.Report(store.Progress{Reference: images.Reference{Scheme: images.SchemeName, Value: "x"}, Phase: store.PhaseDone})
-	if len(got) != 0 {
-		t.Errorf("said of a cached image: %q", got)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		var got []string
+		p := &PullProgress{Say: func(text string) { got = append(got, text) }}
+		pull(p)
+		want := []string{
+			"image debian:12: fetching",
+			"image debian:12: downloading, 2.0 MiB of 4.0 MiB",
+			"image debian:12 is there, 4.0 MiB downloaded",
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("lines (-want +got):\n%s", diff)
+		}
+		// A second image begins anew, and a cached one is not mentioned.
+		got = nil
+		p.Report(store.Progress{Reference: images.Reference{Scheme: images.SchemeName, Value: "x"}, Phase: store.PhaseResolve})
+		p.Report(store.Progress{Reference: images.Reference{Scheme: images.SchemeName, Value: "x"}, Phase: store.PhaseDone})
+		if len(got) != 0 {
+			t.Errorf("said of a cached image: %q", got)
+		}
+	})
 }
 
 func TestPullingWithABar(t *testing.T) {
 	var said []string
 	var drawn strings.Builder
-	var clock time.Time
-	p := &PullProgress{Say: func(text string) { said = append(said, text) }, Bar: &drawn, Width: func() int { return 60 }, Now: func() time.Time { return clock }, Pause: time.Second}
-	pull(p, &clock)
+	p := &PullProgress{Say: func(text string) { said = append(said, text) }, Bar: &drawn, Width: func() int { return 60 }}
+	synctest.Test(t, func(*testing.T) { pull(p) })
 	if diff := cmp.Diff([]string{"image debian:12 is there, 4.0 MiB downloaded"}, said); diff != "" {
 		t.Errorf("lines (-want +got):\n%s", diff)
 	}
@@ -78,7 +79,7 @@ func TestPullingWithABar(t *testing.T) {
 
 func TestPullingShowsNoEscapes(t *testing.T) {
 	var drawn strings.Builder
-	p := &PullProgress{Say: func(string) {}, Bar: &drawn, Width: func() int { return 80 }, Now: time.Now}
+	p := &PullProgress{Say: func(string) {}, Bar: &drawn, Width: func() int { return 80 }}
 	p.Report(store.Progress{Phase: store.PhaseBuild, Text: "\x1b]52;c;evil\x07\x1b[2J\rStep 1/2"})
 	text := strings.ReplaceAll(drawn.String(), "\r\x1b[K", "")
 	if strings.ContainsAny(text, "\x1b\x07\r") || !strings.Contains(text, "Step 1/2") {
