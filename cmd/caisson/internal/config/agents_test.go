@@ -127,11 +127,7 @@ func TestAgentModels(t *testing.T) {
 func TestBadAgentsAreRefusedWithTheirPlace(t *testing.T) {
 	const mine = "agents:\n  mine:\n    image: true\n    protocol: chat\n"
 	const command = "    command: [x, '{{instruction}}']\n"
-	for name, c := range map[string]struct {
-		text         string
-		line, column int
-		message      string
-	}{
+	checkFaults(t, map[string]fault{
 		"a name":               {"agents:\n  a/b: {image: true}\n", 2, 3, "can't be the name"},
 		"no source":            {"agents:\n  mine:\n    protocol: chat\n" + command, 2, 3, "one of npm, dir"},
 		"two sources":          {mine + "    dir: /x\n" + command, 5, 10, "one of npm, dir"},
@@ -159,17 +155,5 @@ func TestBadAgentsAreRefusedWithTheirPlace(t *testing.T) {
 		"a cache":              {mine + command + "    caches: [/x]\n", 6, 5, "unknown cache"},
 		"a time":               {mine + command + "    timeout: 0s\n", 6, 14, "invalid duration"},
 		"an unknown key":       {"agents:\n  codex:\n    mount: /x\n", 3, 5, `unknown field "mount"`},
-	} {
-		t.Run(name, func(t *testing.T) {
-			path := write(t, "config.yaml", c.text)
-			_, err := Load(Options{Path: path})
-			e, ok := errors.AsType[*Error](err)
-			if !ok {
-				t.Fatalf("got %v", err)
-			}
-			if e.Line != c.line || e.Column != c.column || !strings.Contains(e.Message, c.message) {
-				t.Errorf("%v, want %d:%d: %s", e, c.line, c.column, c.message)
-			}
-		})
-	}
+	})
 }

@@ -18,21 +18,31 @@ var edits = []Addition{
 	{Keys: []string{"host_image", "toolchains"}, Items: []string{"/opt/a", "~/b"}},
 }
 
-// userFile writes a user's file and returns the options with which it is read.
-func userFile(t *testing.T, text string) Options {
+// userFile writes a user's file. It returns the options with which it is read, and the
+// home directory, which has the workspace ws.
+func userFile(t *testing.T, text string) (o Options, home string) {
 	t.Helper()
 	home, err := filepath.EvalSymlinks(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := Options{Environ: []string{"HOME=" + home}, Path: filepath.Join(home, "config.yaml")}
+	o = Options{Environ: []string{"HOME=" + home}, Path: filepath.Join(home, "config.yaml")}
 	if err := os.Mkdir(filepath.Join(home, "ws"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(o.Path, []byte(text), 0o640); err != nil {
 		t.Fatal(err)
 	}
-	return o
+	return o, home
+}
+
+// addEdits puts the additions into the file.
+func addEdits(o Options, home string) error {
+	edit, err := EditWorkspace(o, home+"/ws", edits)
+	if err != nil {
+		return err
+	}
+	return edit.Write()
 }
 
 func TestEditWorkspace(t *testing.T) {
@@ -55,8 +65,7 @@ func TestEditWorkspace(t *testing.T) {
 		"a variable's value": {"git: ${GIT:-ro}\n", "git: ${GIT:-ro}\nworkspaces:\n  ~/ws:\n" + added},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := userFile(t, tt.before)
-			home := strings.TrimPrefix(o.Environ[0], "HOME=")
+			o, home := userFile(t, tt.before)
 			edit, err := EditWorkspace(o, home+"/ws", edits)
 			if err != nil {
 				t.Fatal(err)
@@ -94,8 +103,8 @@ func TestEditIsRefused(t *testing.T) {
 		"variable's list": {"workspaces: {~/ws: {host_image: {toolchains: ~}}}\n", "an anchor, a tag"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := userFile(t, tt.text)
-			_, err := EditWorkspace(o, strings.TrimPrefix(o.Environ[0], "HOME=")+"/ws", edits)
+			o, home := userFile(t, tt.text)
+			_, err := EditWorkspace(o, home+"/ws", edits)
 			if e, ok := errors.AsType[*Error](err); !ok || !strings.Contains(e.Error(), tt.want) {
 				t.Errorf("%v, want %q", err, tt.want)
 			}
@@ -107,8 +116,7 @@ func TestEditIsRefused(t *testing.T) {
 }
 
 func TestEditFile(t *testing.T) {
-	o := userFile(t, "git: ro\n")
-	home := strings.TrimPrefix(o.Environ[0], "HOME=")
+	o, home := userFile(t, "git: ro\n")
 	edit, err := EditWorkspace(o, home+"/ws", edits)
 	if err != nil {
 		t.Fatal(err)
@@ -125,10 +133,7 @@ func TestEditFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	o.Path = link
-	if edit, err = EditWorkspace(o, home+"/ws", edits); err != nil {
-		t.Fatal(err)
-	}
-	if err := edit.Write(); err != nil {
+	if err := addEdits(o, home); err != nil {
 		t.Fatal(err)
 	}
 	if target, err := os.Readlink(link); err != nil || target != "config.yaml" {
@@ -140,17 +145,11 @@ func TestEditFile(t *testing.T) {
 	if err := os.Remove(filepath.Join(home, "config.yaml")); err != nil {
 		t.Fatal(err)
 	}
-	if edit, err = EditWorkspace(o, home+"/ws", edits); err == nil {
-		err = edit.Write()
-	}
-	if err == nil || !strings.Contains(err.Error(), "a symlink to a file that does not exist") {
+	if err := addEdits(o, home); err == nil || !strings.Contains(err.Error(), "a symlink to a file that does not exist") {
 		t.Errorf("a dangling symlink: %v", err)
 	}
 	o.Path = filepath.Join(home, "new/dir/config.yaml")
-	if edit, err = EditWorkspace(o, home+"/ws", edits); err != nil {
-		t.Fatal(err)
-	}
-	if err := edit.Write(); err != nil {
+	if err := addEdits(o, home); err != nil {
 		t.Fatal(err)
 	}
 	if info, err := os.Stat(o.Path); err != nil || info.Mode().Perm() != 0o600 {
@@ -159,7 +158,7 @@ func TestEditFile(t *testing.T) {
 }
 
 func TestEditOfAFolderWithAnotherName(t *testing.T) {
-	o := userFile(t, "workspaces:\n  /tmp/../tmp: {git: ro}\n")
+	o, _ := userFile(t, "workspaces:\n  /tmp/../tmp: {git: ro}\n")
 	edit, err := EditWorkspace(o, "/tmp", edits[1:2])
 	if err != nil || !strings.Contains(string(edit.Text), `/tmp/../tmp: {env: {GOPROXY: "file:///x"}, git: ro}`) {
 		t.Errorf("%v: %s", err, edit.Text)

@@ -2,8 +2,6 @@ package config
 
 import (
 	"errors"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -62,14 +60,10 @@ func TestFaultsHavePlaces(t *testing.T) {
 		"key not allowed":   {user: "accept_system_workspace: true\n", required: "refuse_system_workspace: true\n", want: "requirements: accept_system_workspace true is not allowed"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
-			o := Options{Environ: append(tc.environ, "OPENAI_API_KEY=k"), Flags: tc.flags, Asked: tc.asked, Profile: tc.profile, Workspace: tc.workspace, RequirementsUID: os.Getuid()}
-			o.Path, o.Requirements = filepath.Join(dir, "config.yaml"), filepath.Join(dir, "requirements.yaml")
-			for path, text := range map[string]string{o.Path: tc.user, o.Requirements: tc.required} {
-				if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-					t.Fatal(err)
-				}
-			}
+			o := writeLayers(t, tc.user, tc.required)
+			o.Environ = append(tc.environ, "OPENAI_API_KEY=k")
+			o.Flags, o.Asked = tc.flags, tc.asked
+			o.Profile, o.Workspace = tc.profile, tc.workspace
 			c, err := Load(o)
 			if err == nil {
 				_, err = c.ToolPolicy("default")
@@ -119,14 +113,8 @@ func TestVariablesOfFlags(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
-			o := Options{Environ: []string{"TOKEN=own"}, Flags: tc.flags, RequirementsUID: os.Getuid()}
-			o.Path, o.Requirements = filepath.Join(dir, "config.yaml"), filepath.Join(dir, "requirements.yaml")
-			for path, text := range map[string]string{o.Path: tc.user, o.Requirements: tc.required} {
-				if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-					t.Fatal(err)
-				}
-			}
+			o := writeLayers(t, tc.user, tc.required)
+			o.Environ, o.Flags = []string{"TOKEN=own"}, tc.flags
 			c, err := Load(o)
 			var got []string
 			if err == nil {

@@ -1,7 +1,6 @@
 package config
 
 import (
-	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -72,11 +71,7 @@ func TestToolsOfAProfile(t *testing.T) {
 
 func TestBadToolsAreRefusedWithTheirPlace(t *testing.T) {
 	const schema = "    input_schema: {type: object, properties: {x: {type: string}}}\n"
-	for name, c := range map[string]struct {
-		text         string
-		line, column int
-		message      string
-	}{
+	checkFaults(t, map[string]fault{
 		"no description":    {"tools:\n  probe:\n    command: [ls]\n", 2, 3, "description is missing"},
 		"no command":        {"tools:\n  probe:\n    description: x\n", 2, 3, "either command"},
 		"a bad name":        {"tools:\n  read__it:\n    description: x\n    command: [ls]\n", 2, 3, "must be snake_case"},
@@ -95,19 +90,7 @@ func TestBadToolsAreRefusedWithTheirPlace(t *testing.T) {
 		"no schema":         {"tools:\n  probe:\n    description: x\n    command: [ls]\n    input_schema: [1]\n", 5, 19, "keys with their values"},
 		"a list":            {"tools: [probe]\n", 1, 8, "declared by their names"},
 		"in a profile":      {"profiles:\n  ci:\n    tools:\n      probe: {description: x}\n", 4, 7, "either command"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			path := write(t, "config.yaml", c.text)
-			_, err := Load(Options{Path: path})
-			e, ok := errors.AsType[*Error](err)
-			if !ok {
-				t.Fatalf("got %v", err)
-			}
-			if e.Where != path || e.Line != c.line || e.Column != c.column || !strings.Contains(e.Message, c.message) {
-				t.Errorf("%v, want %d:%d: %s", e, c.line, c.column, c.message)
-			}
-		})
-	}
+	})
 }
 
 func TestWorkspacesDeclareNoTools(t *testing.T) {
