@@ -41,7 +41,7 @@ func (t smokeTest) launchWord(word string) (launch.Process, error) {
 // outside: by an operator, or the kernel when it is out of memory.
 const tries = 3
 
-// errGone means that something else than the guest ended the process.
+// errGone means that something other than the guest ended the process.
 var errGone = errors.New("it was killed from outside")
 
 // observeCommand starts a command that waits, reads its identity from /proc,

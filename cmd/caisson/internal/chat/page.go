@@ -17,7 +17,7 @@ func (t Turns) Running() *runner.Turn { return t.c.running.Load() }
 // The terminal may belong to an editor.
 const shownTime = time.Second
 
-// Start begins a turn with the message of somebody else than the terminal's user.
+// Start begins a turn with a message that is not from the terminal's user.
 func (t Turns) Start(user runner.User, message string, o runner.TurnOptions) (*runner.Turn, error) {
 	if t.c.running.Load() != nil {
 		return nil, runner.ErrBusy

@@ -18,21 +18,21 @@ import (
 	"github.com/moby/sys/atomicwriter"
 )
 
-// Addition is one setting that is added for a workspace: the items of a list, or the
-// entries of a map.
+// Addition adds to one setting of a workspace: items to a list, or entries to a map.
 type Addition struct {
-	// Keys is the place of the setting, such as host_image and toolchains.
+	// Keys lead to the setting, such as host_image and toolchains.
 	Keys []string
-	// Items are the new items of a list as YAML has them on one line, and Inherited those
-	// that other layers have: the list of a workspace replaces theirs. Entries are those
-	// of a map, in pairs of a key and its value, alike.
+	// Items are the new items of a list, as YAML on one line. Inherited are the items of
+	// other layers, whose list the workspace's replaces.
 	Items, Inherited []string
-	Entries          [][2]string
-	// Comment is written behind the setting, "" for none.
+	// Entries are the new entries of a map: each is a key and a value, as YAML on one
+	// line.
+	Entries [][2]string
+	// Comment follows the setting. "" means none.
 	Comment string
 }
 
-// Value returns the value of the addition on one line.
+// Value returns the new value on one line.
 func (a Addition) Value() string {
 	if a.Entries == nil {
 		return "[" + strings.Join(slices.Concat(a.Inherited, a.Items), ", ") + "]"
@@ -48,10 +48,10 @@ func (a Addition) entryText() string {
 	return strings.Join(pairs, ", ")
 }
 
-// Key returns the place of the setting with dots.
+// Key returns the setting's key, such as host_image.toolchains.
 func (a Addition) Key() string { return strings.Join(a.Keys, ".") }
 
-// line returns the setting as a line of a file, indented.
+// line returns the setting as an indented line of a file.
 func (a Addition) line(indent int) string {
 	text := fmt.Sprintf("%*s%s", indent, "", nestedFlow(a.Keys, a))
 	if a.Comment != "" {
@@ -60,8 +60,8 @@ func (a Addition) line(indent int) string {
 	return text + "\n"
 }
 
-// LinesFor returns additions as lines of a file in which the workspace has no settings
-// yet.
+// LinesFor returns additions as the lines of a file that has no settings for the
+// workspace yet.
 func LinesFor(workspace string, additions []Addition) string {
 	var b strings.Builder
 	b.WriteString("workspaces:\n  " + FlowScalar(workspace) + ":\n")
@@ -71,8 +71,8 @@ func LinesFor(workspace string, additions []Addition) string {
 	return b.String()
 }
 
-// FlowScalar returns a string of a list or map on one line, in quotes if it could be
-// read as something else.
+// FlowScalar returns a string as YAML for a list or map on one line. It quotes a string
+// that could be read as something else.
 func FlowScalar(word string) string {
 	isPlain := func(r rune) bool {
 		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("/._-~+", r)
@@ -85,7 +85,7 @@ func FlowScalar(word string) string {
 	return string(quoted)
 }
 
-// plainWords are words that YAML does not read as strings.
+// plainWords are words that YAML doesn't read as strings.
 var plainWords = []string{"true", "false", "null", "yes", "no", "on", "off"}
 
 // Edit is a change of the user's file.
@@ -98,10 +98,10 @@ type Edit struct {
 	exists bool
 }
 
-// EditWorkspace returns the user's file with additions for a workspace, whose path is
-// absolute and resolved. Comments, order and all other settings stay as they are. It
-// fails with an [Error] if the file is written in a way that can't be extended, and
-// with the place if it can't be read.
+// EditWorkspace returns the user's file with additions for a workspace. The workspace's
+// path must be absolute and resolved. Comments, order and all other settings stay as they
+// are. The error is an [Error]: the file can't be read, or not be extended as it is
+// written.
 func EditWorkspace(o Options, workspace string, additions []Addition) (*Edit, error) {
 	e := &Edit{Path: o.Path}
 	if strings.Contains(workspace, "${") {
@@ -127,7 +127,7 @@ func EditWorkspace(o Options, workspace string, additions []Addition) (*Edit, er
 			name = have // the last one counts most
 		}
 	}
-	// Each setting is put in front of the others, so the first comes last.
+	// Each addition goes before the existing settings, so add the first one last.
 	for _, a := range slices.Backward(additions) {
 		if text, err = insert(text, append([]string{"workspaces", name}, a.Keys...), a); err != nil {
 			return nil, &Error{Where: o.Path, Message: err.Error(), Hint: "add the settings by hand"}
@@ -169,7 +169,7 @@ func checkEdit(old, edited File, name string, additions []Addition) error {
 	return nil
 }
 
-// Target returns the file that is written: Path without symlinks.
+// Target returns the file that Write replaces: Path without symlinks.
 func (e *Edit) Target() (string, error) {
 	if e.exists {
 		return filepath.EvalSymlinks(e.Path)
@@ -177,7 +177,7 @@ func (e *Edit) Target() (string, error) {
 	if _, err := os.Lstat(e.Path); err == nil {
 		return "", &Error{Where: e.Path, Message: "it is a symlink to a file that does not exist", Hint: "make the file, or remove the symlink"}
 	}
-	// The directories that don't exist have no symlinks.
+	// Resolve the directories that exist. The others can't be symlinks.
 	dir, rest := filepath.Dir(e.Path), filepath.Base(e.Path)
 	for {
 		end, err := filepath.EvalSymlinks(dir)
@@ -191,8 +191,8 @@ func (e *Edit) Target() (string, error) {
 	}
 }
 
-// Write replaces the file as a whole, with its mode, and makes it if it does not exist. It
-// refuses a file that changed since it was read.
+// Write replaces the whole file and keeps its mode. It makes a file that doesn't exist.
+// It refuses one that has changed since it was read.
 func (e *Edit) Write() error {
 	target, err := e.Target()
 	if err != nil {
@@ -218,7 +218,7 @@ func (e *Edit) Write() error {
 	return atomicwriter.WriteFile(target, e.Text, mode)
 }
 
-// insert puts an addition at its keys into the text of a file.
+// insert returns the text of a file with an addition at keys.
 func insert(text []byte, keys []string, a Addition) ([]byte, error) {
 	file, err := parser.ParseBytes(text, 0)
 	if err != nil {
@@ -237,7 +237,8 @@ func insert(text []byte, keys []string, a Addition) ([]byte, error) {
 	return i.insertBelow(body, 0, 0, keys)
 }
 
-// nestedLines returns an addition below the first of the keys that lead to it.
+// nestedLines returns an addition at keys as lines. The keys above the setting have a
+// line each.
 func nestedLines(keys []string, a Addition, indent int) string {
 	var b strings.Builder
 	for len(keys) > len(a.Keys) {

@@ -12,18 +12,18 @@ import (
 	"github.com/goccy/go-yaml/token"
 )
 
-// inserter puts an addition into a text of YAML. It changes no byte that is there, so that
-// comments, quotes and order stay.
+// inserter inserts an addition into YAML. It changes no existing byte, so that comments,
+// quotes and order stay.
 type inserter struct {
 	text     []byte
 	addition Addition
 }
 
-// errNotExtensible reports YAML that has no place for a further key or item.
+// errNotExtensible reports YAML to which no key or item can be added.
 var errNotExtensible = errors.New("an anchor, a tag or a value of another kind is where the settings belong")
 
-// insertBelow puts the addition into a node, below keys. The node's own key stands in a
-// line (0 for the document) and begins after indent spaces.
+// insertBelow inserts the addition at keys below a node. line is the line of the node's
+// own key, or 0 for the document, and indent the key's indentation.
 func (i inserter) insertBelow(n ast.Node, line, indent int, keys []string) ([]byte, error) {
 	if len(keys) == 0 {
 		return i.extend(n, line)
@@ -64,7 +64,8 @@ func (i inserter) insertBelow(n ast.Node, line, indent int, keys []string) ([]by
 	return i.insertLines(line, lines)
 }
 
-// within returns the addition with the last of its keys that are in keys.
+// within returns the addition for a place that lacks only keys: those of its own keys
+// that exist are left out.
 func (i inserter) within(keys []string) Addition {
 	a := i.addition
 	if len(keys) < len(a.Keys) {
@@ -87,7 +88,7 @@ func nestedFlow(keys []string, a Addition) string {
 	return text
 }
 
-// extend puts the items or entries into the list or map that is there.
+// extend inserts the items or entries into an existing list or map.
 func (i inserter) extend(n ast.Node, line int) ([]byte, error) {
 	a := i.addition
 	if a.Entries != nil {
@@ -122,7 +123,7 @@ func (i inserter) extend(n ast.Node, line int) ([]byte, error) {
 	return i.insertLines(line, lines.String())
 }
 
-// insertAfter puts text behind a bracket, before the items that it has.
+// insertAfter inserts text after an opening bracket, before the items that are there.
 func (i inserter) insertAfter(t *token.Token, bracket, text string, items int) ([]byte, error) {
 	at, ok := i.offset(t.Position.Line, t.Position.Column)
 	if !ok || !bytes.HasPrefix(i.text[at:], []byte(bracket)) {
@@ -134,7 +135,7 @@ func (i inserter) insertAfter(t *token.Token, bracket, text string, items int) (
 	return slices.Insert(slices.Clone(i.text), at+len(bracket), []byte(text)...), nil
 }
 
-// insertLines puts lines behind a line.
+// insertLines inserts lines after a line.
 func (i inserter) insertLines(line int, lines string) ([]byte, error) {
 	at, ok := i.offset(line+1, 1)
 	if !ok {
@@ -143,7 +144,7 @@ func (i inserter) insertLines(line int, lines string) ([]byte, error) {
 	return slices.Insert(slices.Clone(i.text), at, []byte(lines)...), nil
 }
 
-// offset returns where a line and column begin, and whether they exist.
+// offset returns the byte offset of a line and column, and whether they exist.
 func (i inserter) offset(line, column int) (int, bool) {
 	at := 0
 	for ; line > 1; line-- {

@@ -45,7 +45,7 @@ type TerminalKeys struct {
 	lines *unix.Termios // nil unless it delivers keys
 }
 
-// NewTerminalKeys returns the keys of a terminal, which delivers lines.
+// NewTerminalKeys returns the keys of a terminal that delivers lines now.
 func NewTerminalKeys(tty *os.File) *TerminalKeys { return &TerminalKeys{tty: tty} }
 
 // SetSingle makes the terminal deliver keys or lines.
