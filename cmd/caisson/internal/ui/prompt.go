@@ -26,8 +26,8 @@ type Prompt struct {
 	Pressed func(ctx context.Context, wait time.Duration) (bool, error)
 	// Keys makes In deliver single keys. If nil, In delivers lines.
 	Keys Keys
-	// Pending returns the waiting confirmations, oldest first, for their order and
-	// count. If nil, the prompt only knows its own.
+	// Pending returns the confirmations that wait here or elsewhere, for their order and
+	// count.
 	Pending func() []approval.Confirmation
 
 	queue queue

@@ -31,11 +31,13 @@ type person struct {
 	out    *screen
 }
 
+func nonePending() []approval.Confirmation { return nil }
+
 func newPerson(t *testing.T) *person {
 	t.Helper()
 	in, typing := io.Pipe()
 	p := &person{typing: typing, out: &screen{t: t}}
-	p.Prompt = &Prompt{In: in, Out: New(Options{Out: p.out})}
+	p.Prompt = &Prompt{In: in, Out: New(Options{Out: p.out}), Pending: nonePending}
 	t.Cleanup(func() { typing.Close() })
 	return p
 }
@@ -163,7 +165,7 @@ func (t *tty) pressed(context.Context, time.Duration) (bool, error) {
 func TestWhatWasTypedBeforeIsNoAnswer(t *testing.T) {
 	keyboard := &tty{lines: make(chan string, 10)}
 	out := &screen{t: t}
-	p := &Prompt{In: keyboard, Out: New(Options{Out: out}), Pressed: keyboard.pressed}
+	p := &Prompt{In: keyboard, Out: New(Options{Out: out}), Pressed: keyboard.pressed, Pending: nonePending}
 	out.onChoices(func() { keyboard.lines <- "n\n" })
 	for i := range 3 {
 		keyboard.lines <- "y\n"
@@ -182,7 +184,7 @@ func TestWhatWasTypedBeforeIsNoAnswer(t *testing.T) {
 func TestWhatWasTypedAfterAWithdrawnQuestionIsNoAnswer(t *testing.T) {
 	keyboard := &tty{lines: make(chan string, 10)}
 	out := &screen{t: t}
-	p := &Prompt{In: keyboard, Out: New(Options{Out: out}), Pressed: keyboard.pressed}
+	p := &Prompt{In: keyboard, Out: New(Options{Out: out}), Pressed: keyboard.pressed, Pending: nonePending}
 	ctx, cancel := context.WithCancel(t.Context())
 	out.onChoices(cancel)
 	if _, err := p.Approve(ctx, confirmation()); err == nil {

@@ -443,7 +443,7 @@ func TestEscapeSequencesNeverReachTheTerminal(t *testing.T) {
 		for _, colour := range []bool{true, false} {
 			in, typing := io.Pipe()
 			var out bytes.Buffer
-			asked(t, sequence, &Prompt{In: in, Out: New(Options{Out: &writer{&out, typing}, Colour: colour})})
+			asked(t, sequence, &Prompt{In: in, Out: New(Options{Out: &writer{&out, typing}, Colour: colour}), Pending: nonePending})
 			typing.Close()
 			if found := raw(out.String()); len(found) > 0 || !strings.Contains(out.String(), "characters that terminals don't show") {
 				t.Errorf("%q, colour %t: %v in\n%q", sequence, colour, found, out.String())

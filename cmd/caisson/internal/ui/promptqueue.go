@@ -13,8 +13,8 @@ import (
 // is empty.
 type queue struct {
 	mu      sync.Mutex
-	shown   *approval.Confirmation   // the question on the terminal, or nil
-	waiting []*approval.Confirmation // of every running Approve, including the shown one
+	shown   *approval.Confirmation // the question on the terminal, or nil
+	waiting int                    // the running Approves, including the shown one's
 	// left are questions that are done here but may still wait elsewhere. They don't
 	// block others.
 	left map[string]bool
@@ -31,7 +31,7 @@ type place struct{ nth, of int }
 func (q *queue) enterQueue(ctx context.Context, c *approval.Confirmation, pending func() []approval.Confirmation) (place, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.waiting = append(q.waiting, c)
+	q.waiting++
 	for {
 		if ctx.Err() != nil {
 			return place{}, context.Cause(ctx)
@@ -57,7 +57,7 @@ func (q *queue) enterQueue(ctx context.Context, c *approval.Confirmation, pendin
 // countOthers counts the other questions, and those before c. The caller holds mu.
 func (q *queue) countOthers(c *approval.Confirmation, pending func() []approval.Confirmation) (ahead, others int) {
 	still := map[string]bool{}
-	for _, o := range q.allWaiting(pending) {
+	for _, o := range pending() {
 		if q.left[o.ID] {
 			still[o.ID] = true
 			continue
@@ -73,23 +73,11 @@ func (q *queue) countOthers(c *approval.Confirmation, pending func() []approval.
 	return ahead, others
 }
 
-// allWaiting returns the questions that wait here or elsewhere. The caller holds mu.
-func (q *queue) allWaiting(pending func() []approval.Confirmation) []approval.Confirmation {
-	if pending != nil {
-		return pending()
-	}
-	list := make([]approval.Confirmation, 0, len(q.waiting))
-	for _, o := range q.waiting {
-		list = append(list, *o)
-	}
-	return list
-}
-
 // listWaiting returns the questions to answer here, oldest first.
 func (q *queue) listWaiting(pending func() []approval.Confirmation) []approval.Confirmation {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	list := slices.DeleteFunc(q.allWaiting(pending), func(o approval.Confirmation) bool { return q.left[o.ID] })
+	list := slices.DeleteFunc(pending(), func(o approval.Confirmation) bool { return q.left[o.ID] })
 	slices.SortStableFunc(list, func(a, b approval.Confirmation) int { return cmp.Compare(a.Seq, b.Seq) })
 	return list
 }
@@ -98,7 +86,7 @@ func (q *queue) listWaiting(pending func() []approval.Confirmation) []approval.C
 func (q *queue) leaveQueue(c *approval.Confirmation) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.waiting = slices.DeleteFunc(q.waiting, func(o *approval.Confirmation) bool { return o == c })
+	q.waiting--
 	if q.left == nil {
 		q.left = map[string]bool{}
 	}
@@ -106,7 +94,7 @@ func (q *queue) leaveQueue(c *approval.Confirmation) {
 	if q.shown == c {
 		q.shown = nil
 	}
-	if q.done++; len(q.waiting) == 0 {
+	if q.done++; q.waiting == 0 {
 		q.done = 0
 	}
 	if q.changed != nil {
