@@ -103,7 +103,7 @@ func (s *projectServers) UnmarshalYAML(n ast.Node) error {
 	return eachServer(n, func(name string, at *ast.MappingValueNode) error {
 		for _, key := range operatorKeys {
 			if node := nodeOf(at, key); node != at.Key {
-				e := errorAt(node, fmt.Errorf("a workspace can't set %q for a server", key)).(*Error) //nolint:errorlint // errorAt returns no other
+				e := errorAt(node, fmt.Errorf("a workspace can't set %q for a server", key))
 				e.Hint = "list the server in your own configuration, under mcpServers; it replaces that of the workspace"
 				return e
 			}

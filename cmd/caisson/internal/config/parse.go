@@ -43,7 +43,7 @@ func (e *Error) Error() string {
 }
 
 // errorAt returns an error at a node's place. parse adds the file.
-func errorAt(n ast.Node, err error) error {
+func errorAt(n ast.Node, err error) *Error {
 	e := &Error{Message: err.Error()}
 	if t := n.GetToken(); t != nil && t.Position != nil {
 		e.Line, e.Column = t.Position.Line, t.Position.Column

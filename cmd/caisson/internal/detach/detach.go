@@ -1,3 +1,11 @@
+// Package detach starts a program as a process that outlives the terminal and its
+// parent, and lets the process report when it is ready.
+//
+//	parent: Start ─▶ child, in its own session ─▶ its work begins
+//	        copies the child's standard error   ◀─  notices, errors
+//	        returns the text                    ◀─  Parent.Ready(text)
+//
+// It imports only the standard library and golang.org/x/sys.
 package detach
 
 import (
@@ -18,6 +26,16 @@ const readyFD = 3
 
 // outputTime bounds the wait for the rest of a ready child's standard error.
 const outputTime = time.Second
+
+// EndedError reports a child that ended before it was ready.
+type EndedError struct {
+	// Status is its exit status, or 128 plus the number of the signal that ended it.
+	Status int
+}
+
+func (e *EndedError) Error() string {
+	return fmt.Sprintf("the process ended with status %d before it was ready", e.Status)
+}
 
 // Start starts a program and waits until it is ready. It returns the text of
 // [Parent.Ready]. Until then it copies the child's standard error to stderr. If ctx

@@ -25,10 +25,11 @@ type Client struct {
 	// InProject reports that the file belongs to a project. The client starts servers
 	// in the project's directory.
 	InProject bool
+	// File returns the path of the configuration.
+	File func(p Places) string
 	// keys lead to the object with the servers by name.
 	keys []string
 	toml bool
-	file func(p Places) string
 	// entry returns the value of a server.
 	entry func(command string, args []string) map[string]any
 	// workspace is the client's variable for the project's directory, or "".
@@ -55,36 +56,36 @@ func All() []Client {
 		{
 			Name: "claude-code", Title: "Claude Code", InProject: true, keys: []string{"mcpServers"}, entry: plainEntry,
 			Note: "The file is shared with the project. For yourself alone: claude mcp add NAME -- COMMAND.",
-			file: func(p Places) string { return filepath.Join(p.Project, ".mcp.json") },
+			File: func(p Places) string { return filepath.Join(p.Project, ".mcp.json") },
 		},
 		{
 			Name: "claude-desktop", Title: "Claude Desktop", keys: []string{"mcpServers"}, entry: plainEntry, Note: "Quit and start it again afterwards.",
-			file: func(p Places) string { return filepath.Join(p.ConfigHome, "Claude", "claude_desktop_config.json") },
+			File: func(p Places) string { return filepath.Join(p.ConfigHome, "Claude", "claude_desktop_config.json") },
 		},
 		{
 			Name: "codex", Title: "Codex", keys: []string{"mcp_servers"}, toml: true, entry: plainEntry,
-			file: func(p Places) string { return filepath.Join(p.CodexHome, "config.toml") },
+			File: func(p Places) string { return filepath.Join(p.CodexHome, "config.toml") },
 		},
-		{Name: "cursor", Title: "Cursor", keys: []string{"mcpServers"}, entry: plainEntry, file: below(".cursor", "mcp.json")},
-		{Name: "gemini-cli", Title: "Gemini CLI", keys: []string{"mcpServers"}, entry: plainEntry, file: below(".gemini", "settings.json")},
+		{Name: "cursor", Title: "Cursor", keys: []string{"mcpServers"}, entry: plainEntry, File: below(".cursor", "mcp.json")},
+		{Name: "gemini-cli", Title: "Gemini CLI", keys: []string{"mcpServers"}, entry: plainEntry, File: below(".gemini", "settings.json")},
 		{
 			Name: "opencode", Title: "opencode", keys: []string{"mcp", "servers"}, Note: "opencode 1 has servers directly below mcp.",
-			file: func(p Places) string { return filepath.Join(p.ConfigHome, "opencode", "opencode.json") },
+			File: func(p Places) string { return filepath.Join(p.ConfigHome, "opencode", "opencode.json") },
 			entry: func(command string, args []string) map[string]any {
 				return map[string]any{"type": "local", "command": append([]string{command}, args...)}
 			},
 		},
 		{
 			Name: "vscode", Title: "Visual Studio Code", InProject: true, keys: []string{"servers"}, workspace: "${workspaceFolder}",
-			file: func(p Places) string { return filepath.Join(p.Project, ".vscode", "mcp.json") },
+			File: func(p Places) string { return filepath.Join(p.Project, ".vscode", "mcp.json") },
 			entry: func(command string, args []string) map[string]any {
 				return map[string]any{"type": "stdio", "command": command, "args": args}
 			},
 		},
-		{Name: "windsurf", Title: "Windsurf", keys: []string{"mcpServers"}, entry: plainEntry, file: below(".codeium", "windsurf", "mcp_config.json")},
+		{Name: "windsurf", Title: "Windsurf", keys: []string{"mcpServers"}, entry: plainEntry, File: below(".codeium", "windsurf", "mcp_config.json")},
 		{
 			Name: "zed", Title: "Zed", keys: []string{"context_servers"}, entry: plainEntry,
-			file: func(p Places) string { return filepath.Join(p.ConfigHome, "zed", "settings.json") },
+			File: func(p Places) string { return filepath.Join(p.ConfigHome, "zed", "settings.json") },
 		},
 	}
 }
@@ -98,9 +99,6 @@ func Find(name string) (Client, bool) {
 	}
 	return all[i], true
 }
-
-// File returns the path of the client's configuration.
-func (c Client) File(p Places) string { return c.file(p) }
 
 // Workspace returns the name of the directory project in the client's configuration:
 // the client's variable, "" if the client starts servers there, or the path.
