@@ -47,22 +47,13 @@ func writeStatus(t *testing.T, proc string, pid int, text string) {
 	}
 }
 
-func descriptors(t *testing.T) int {
-	t.Helper()
-	open, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return len(open)
-}
-
 func TestScan(t *testing.T) {
 	status := map[int]string{7: "State:\tS\n", 1: "x"}
 	for pid := range 400 { // more than one reading of the directory returns
 		status[1000+pid] = "PPid:\t" + strconv.Itoa(pid) + "\n"
 	}
 	proc := fakeProc(t, status)
-	before := descriptors(t)
+	before := filtertest.Descriptors(t)
 	got := map[int]int{}
 	if err := scanProcesses(proc, 7, func(p *process) { got[p.pid] = p.parent }); err != nil {
 		t.Error(err)
@@ -73,7 +64,7 @@ func TestScan(t *testing.T) {
 	if n := countProcesses(proc, 7); n != 401 {
 		t.Errorf("%d processes are counted", n)
 	}
-	if now := descriptors(t); now != before {
+	if now := filtertest.Descriptors(t); now != before {
 		t.Errorf("%d descriptors are open, %d were before", now, before)
 	}
 }
@@ -456,7 +447,7 @@ func waitState(t *testing.T, pid int, states string) {
 func TestSignalOfAReusedPID(t *testing.T) {
 	const group = 54322
 	c := sleeper(t, group, "exec sleep 1000")
-	before := descriptors(t)
+	before := filtertest.Descriptors(t)
 	k := New(MethodGroup, nil, nil)
 	dir, err := os.Open("/proc/self")
 	if err != nil {
@@ -475,7 +466,7 @@ func TestSignalOfAReusedPID(t *testing.T) {
 	waitState(t, c.Process.Pid, "SR")
 	k.sendSignal(&process{pid: c.Process.Pid, groups: []byte(strconv.Itoa(group))}, unix.SIGSTOP)
 	waitState(t, c.Process.Pid, "T")
-	if now := descriptors(t); now != before {
+	if now := filtertest.Descriptors(t); now != before {
 		t.Errorf("%d descriptors are open, %d were before", now, before)
 	}
 	k.Continue(Mark{Group: group})

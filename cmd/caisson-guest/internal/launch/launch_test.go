@@ -87,21 +87,12 @@ func settled(t *testing.T, before int) {
 	t.Helper()
 	now := 0
 	for range 400 {
-		if now = descriptors(t); now <= before {
+		if now = filtertest.Descriptors(t); now <= before {
 			return
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
 	t.Errorf("%d descriptors are open, %d before", now, before)
-}
-
-func descriptors(t *testing.T) int {
-	t.Helper()
-	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return len(entries)
 }
 
 // TestLaunch checks that commands are the same either way, except for their
@@ -111,7 +102,7 @@ func TestLaunch(t *testing.T) {
 	s := shimmedBy(t, "/proc/self/exe")
 	const script = `echo $$; cut -d' ' -f6 /proc/$$/stat; echo $PPID; readlink /proc/self/fd/0; ls /proc/self/fd | wc -l; cat /proc/$PPID/environ >/dev/null 2>&1 && echo open; echo err >&2; exit 3`
 	var counts [2]string
-	before := descriptors(t)
+	before := filtertest.Descriptors(t)
 	for i, launch := range []func(spawn.Request) (Process, error){s.Direct.Launch, s.Launch} {
 		p, err := launch(sh(script))
 		if err != nil {
@@ -155,7 +146,7 @@ func TestLaunch(t *testing.T) {
 // that it ends with the command, not with the shim.
 func TestLaunchOnATerminal(t *testing.T) {
 	s := shimmedBy(t, "/proc/self/exe")
-	before := descriptors(t)
+	before := filtertest.Descriptors(t)
 	for _, launch := range []func(spawn.Request) (Process, error){s.Direct.Launch, s.Launch} {
 		r := sh("tty </dev/tty; ps -o tty= -p $PPID; test $(cut -d' ' -f8 /proc/$$/stat) = $$ && echo foreground")
 		r.Terminal = &wire.TerminalSize{}
@@ -181,7 +172,7 @@ func TestLaunchOnATerminal(t *testing.T) {
 // does not exit is killed and forgotten.
 func TestDaemons(t *testing.T) {
 	s := shimmedBy(t, "/proc/self/exe")
-	before := descriptors(t)
+	before := filtertest.Descriptors(t)
 	p, err := s.Launch(sh("(setsid sleep 1000 >/dev/null & echo $!)"))
 	if err != nil {
 		t.Fatal(err)
@@ -238,7 +229,7 @@ func TestShimKilledFirst(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0) }()
-	before := descriptors(t)
+	before := filtertest.Descriptors(t)
 	ready := filepath.Join(t.TempDir(), "ready")
 	r := sh(`echo $$ >` + ready + `; kill -9 $PPID; exec sleep 1000`)
 	r.Env = append(r.Env, noReport+"=1")
@@ -285,7 +276,7 @@ func TestLaunchFails(t *testing.T) {
 	if err := os.WriteFile(noProgram, []byte("text"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	before := descriptors(t)
+	before := filtertest.Descriptors(t)
 	for name, tt := range map[string]struct {
 		launch  func(spawn.Request) (Process, error)
 		program string
@@ -324,23 +315,10 @@ func TestLaunchWithoutDescriptors(t *testing.T) {
 	<-p.Exit
 	p.Close()
 	p.Release()
-	before := descriptors(t)
-	free, err := unix.FcntlInt(2, unix.F_DUPFD_CLOEXEC, 0)
-	if err := errors.Join(err, unix.Close(free)); err != nil {
-		t.Fatal(err)
-	}
-	var was unix.Rlimit
-	if err := unix.Prlimit(0, unix.RLIMIT_NOFILE, nil, &was); err != nil {
-		t.Fatal(err)
-	}
+	before := filtertest.Descriptors(t)
 	for n := range 4 {
-		if err := unix.Prlimit(0, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(free + n), Max: was.Max}, nil); err != nil {
-			t.Fatal(err)
-		}
-		_, err := s.Launch(r)
-		if err2 := unix.Prlimit(0, unix.RLIMIT_NOFILE, &was, nil); err2 != nil {
-			t.Fatal(err2)
-		}
+		var err error
+		filtertest.WithDescriptors(t, n, func() { _, err = s.Launch(r) })
 		if !errors.Is(err, unix.EMFILE) || !strings.Contains(err.Error(), "make pipe") {
 			t.Errorf("with %d descriptors: %v", n, err)
 		}

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/filter"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/filter/filtertest"
 )
 
 // TestChoose compares the choice with this kernel's features, found in other
@@ -64,19 +65,12 @@ func TestNothingIsLeftOpen(t *testing.T) {
 		})
 		Choose()
 	}
-	count := func() int {
-		entries, err := os.ReadDir("/proc/self/fd")
-		if err != nil {
-			t.Fatal(err)
-		}
-		return len(entries)
-	}
 	round()
-	before := count()
+	before := filtertest.Descriptors(t)
 	for range 3 {
 		round()
 	}
-	if after := count(); after != before {
+	if after := filtertest.Descriptors(t); after != before {
 		t.Errorf("%d descriptors are open, before %d", after, before)
 	}
 }

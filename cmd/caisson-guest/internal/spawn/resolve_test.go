@@ -84,9 +84,9 @@ func TestEnter(t *testing.T) {
 			if tt.want != "" {
 				want, in = filepath.Join(workspace, tt.want), tt.dir
 			}
-			before := descriptors(t)
+			before := filtertest.Descriptors(t)
 			err := way.enter(tt.dir)
-			if now := descriptors(t); now > before {
+			if now := filtertest.Descriptors(t); now > before {
 				t.Errorf("%s of %s: %d descriptors are open, %d before", name, tt.dir, now, before)
 			}
 			if at, _ := os.Getwd(); at != want || way.s.inDir != in || (err == nil) != (tt.want != "") {
@@ -131,17 +131,6 @@ func entering(t *testing.T, workspace string, errno unix.Errno) *Spawner {
 	}
 	t.Cleanup(func() { _, _ = s.root.Close(), unix.Close(s.dir) })
 	return s
-}
-
-// descriptors counts the process's open descriptors. Files that earlier tests
-// left to the garbage collector can go at any time.
-func descriptors(t *testing.T) int {
-	t.Helper()
-	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return len(entries)
 }
 
 // TestFind looks programs up as a shell does.
@@ -316,7 +305,7 @@ func TestOOMScoreFile(t *testing.T) {
 	if err := os.WriteFile(file, []byte("7\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	before := descriptors(t)
+	before := filtertest.Descriptors(t)
 	o := openOOMScore(file)
 	for want, set := range map[string]func(){"1000": o.raiseScore, "7000": o.restoreScore} {
 		set()
@@ -332,14 +321,14 @@ func TestOOMScoreFile(t *testing.T) {
 			t.Errorf("%s is a score", none)
 		}
 	}
-	if now := descriptors(t); now > before {
+	if now := filtertest.Descriptors(t); now > before {
 		t.Errorf("%d descriptors are open, %d before", now, before)
 	}
 }
 
 // TestPipesFail checks that pipes are closed if one can't be made.
 func TestPipesFail(t *testing.T) {
-	before := descriptors(t)
+	before := filtertest.Descriptors(t)
 	done := make(chan error)
 	identity.Dedicate(func() {
 		if err := errors.Join(identity.NoNewPrivileges(), identity.SetFilter(filtertest.Refuse(unix.EPERM, unix.SYS_FCNTL))); err != nil {
@@ -351,7 +340,7 @@ func TestPipesFail(t *testing.T) {
 	if err := <-done; !errors.Is(err, unix.EPERM) {
 		t.Errorf("a pipe that blocks: %v", err)
 	}
-	if now := descriptors(t); now > before {
+	if now := filtertest.Descriptors(t); now > before {
 		t.Errorf("%d descriptors are open, %d before", now, before)
 	}
 }

@@ -178,10 +178,10 @@ func TestSpawnFails(t *testing.T) {
 			}
 		}
 		if round == 0 {
-			before = descriptors(t)
+			before = filtertest.Descriptors(t)
 		}
 	}
-	if after := descriptors(t); after > before {
+	if after := filtertest.Descriptors(t); after > before {
 		t.Errorf("%d descriptors are open, before %d", after, before)
 	}
 	failure, ok := errors.AsType[*Failure](s.Explain("tool", "/none", unix.ENOENT))
@@ -196,28 +196,11 @@ func TestSpawnWithoutDescriptors(t *testing.T) {
 	s, _ := newSpawner(t, true)
 	r := Request{Argv: []string{"true"}, Program: "/bin/true", Stdin: true}
 	run(t, s, r, "")
-	before := descriptors(t)
-	free, err := unix.FcntlInt(2, unix.F_DUPFD_CLOEXEC, 0)
-	if err := errors.Join(err, unix.Close(free)); err != nil {
-		t.Fatal(err)
-	}
-	var was unix.Rlimit
-	if err := unix.Prlimit(0, unix.RLIMIT_NOFILE, nil, &was); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := unix.Prlimit(0, unix.RLIMIT_NOFILE, &was, nil); err != nil {
-			t.Error(err)
-		}
-	}()
+	before := filtertest.Descriptors(t)
 	for n := range 100 {
-		if err := unix.Prlimit(0, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(free + n), Max: was.Max}, nil); err != nil {
-			t.Fatal(err)
-		}
-		c, err := s.Spawn(r)
-		if err2 := unix.Prlimit(0, unix.RLIMIT_NOFILE, &was, nil); err2 != nil {
-			t.Fatal(err2)
-		}
+		var c Child
+		var err error
+		filtertest.WithDescriptors(t, n, func() { c, err = s.Spawn(r) })
 		if err == nil && n > 0 {
 			c.Close()
 			if _, err := unix.Wait4(c.PID, nil, 0, nil); err != nil {
@@ -228,7 +211,7 @@ func TestSpawnWithoutDescriptors(t *testing.T) {
 		if err == nil || !errors.Is(err, unix.EMFILE) && !strings.Contains(err.Error(), unix.EMFILE.Error()) {
 			t.Errorf("with %d descriptors: %v", n, err)
 		}
-		if now := descriptors(t); now > before {
+		if now := filtertest.Descriptors(t); now > before {
 			t.Errorf("with %d descriptors: %d are open, %d before", n, now, before)
 		}
 	}
@@ -242,7 +225,7 @@ func TestEnterClosed(t *testing.T) {
 	if err := os.Mkdir("closed", 0o744); err != nil {
 		t.Fatal(err)
 	}
-	before := descriptors(t)
+	before := filtertest.Descriptors(t)
 	for name, enter := range map[string]func(string) error{
 		"openat2": func(dir string) error { return s.enterDirectory(dir, false) }, "root": s.enterByRoot, "names": s.enterByName,
 	} {
@@ -255,7 +238,7 @@ func TestEnterClosed(t *testing.T) {
 			t.Errorf("%s: in %s", name, at)
 		}
 	}
-	if now := descriptors(t); now > before {
+	if now := filtertest.Descriptors(t); now > before {
 		t.Errorf("%d descriptors are open, %d before", now, before)
 	}
 }

@@ -1,4 +1,5 @@
-// Package filtertest makes seccomp filters for tests of calls that fail.
+// Package filtertest makes seccomp filters for tests of calls that fail, and lets
+// descriptors run out.
 package filtertest
 
 import "golang.org/x/sys/unix"
