@@ -131,8 +131,8 @@ func (q *turns) next() datagram {
 }
 
 // readDatagrams adds queries over UDP to the turns, for good. It waits for
-// nothing else: if they waited in the socket, one program's queries would drop
-// those of all.
+// nothing else: one program's queries could fill the socket, and the kernel
+// would drop all others.
 func (s *Server) readDatagrams(names *socket, q *turns) {
 	var message [maxQuery]byte
 	for {

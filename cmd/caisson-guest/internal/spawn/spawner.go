@@ -324,7 +324,7 @@ func (o oomScore) restoreScore() {
 type pipes struct {
 	ours  [3]*os.File // ours[0] is nil without a pipe for standard input
 	files []uintptr   // the child's descriptors from 0 on
-	made  []int       // those of files that are ours to close
+	made  []int       // the descriptors in files that we must close
 }
 
 // openPipes makes the pipes, as the commands' identity: a pipe belongs to its

@@ -74,7 +74,7 @@ func (g *GitHub) ReportError(status int, p record.Problem) error {
 	)
 }
 
-// errorsOf returns the annotations for failures, the run's problem before those of
+// errorsOf returns the annotations for failures: first the run's own, then failed
 // tests.
 func (g *GitHub) errorsOf(r runner.Report, failures []junit.Failure) []string {
 	var all []string

@@ -12,7 +12,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// Names are names, such as those of environment variables.
+// Names is a list of names, such as names of environment variables.
 type Names []string
 
 // setText parses the value of a flag: names separated by commas.

@@ -105,8 +105,8 @@ type Workers struct {
 	CostCapMode *string  `yaml:"cost_cap_mode" default:"warn" enum:"warn enforce off" doc:"above the cap: warn, enforce (no further calls of its tools) or off"`
 }
 
-// Agent is a program with a model loop of its own that runs in the sandbox and asks
-// models through Caisson. It comes from NPM, Dir or the image. The words {{instruction}},
+// Agent is a program with its own model loop. It runs in the sandbox and asks models
+// through Caisson. It comes from NPM, Dir or the image. The words {{instruction}},
 // {{model}}, {{base_url}}, {{workspace}} and {{home}} in Command, Interactive, Stdin, Env
 // and Files stand for values of the run.
 type Agent struct {

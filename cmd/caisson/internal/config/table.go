@@ -23,8 +23,8 @@ type field struct {
 	tag   reflect.StructTag
 }
 
-// fieldsOf returns the keys of a struct in order, with those of inlined structs but
-// without profiles and workspaces.
+// fieldsOf returns the keys of a struct in order, also the keys of inlined structs. It
+// leaves out profiles and workspaces.
 func fieldsOf(t reflect.Type) []field {
 	var out []field
 	for f := range t.Fields() {
