@@ -54,11 +54,7 @@ type Step struct {
 // Call is a tool call.
 type Call struct {
 	Name      string
-	Arguments string // a JSON object, or any text if Custom is set
-	// Custom makes it a call of one of Responses' custom tools. Namespace is that of
-	// the tool in Responses, "" for none.
-	Custom    bool
-	Namespace string
+	Arguments string // a JSON object
 }
 
 // Request is a request that a [Model] answered or refused.

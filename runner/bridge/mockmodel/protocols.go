@@ -99,16 +99,9 @@ func (a *answer) writeResponse() {
 		output = append(output, a.sendResponseText(send))
 	}
 	for i, c := range a.step.Calls {
-		if c.Custom {
-			output = append(output, a.sendCustomCall(send, i, len(output), c))
-			continue
-		}
 		at := len(output)
 		id := callID("fc", i, a.size)
 		item := object{"type": "function_call", "id": id, "call_id": callID("call", i, a.size), "name": c.Name, "arguments": "", "status": "in_progress"}
-		if c.Namespace != "" {
-			item["namespace"] = c.Namespace
-		}
 		send("response.output_item.added", object{"output_index": at, "item": item})
 		arguments := string(c.arguments())
 		a.forPieces(arguments, false, func(p string) {
@@ -135,23 +128,6 @@ func (a *answer) writeResponse() {
 		return
 	}
 	a.writeJSON(response)
-}
-
-// sendCustomCall sends the events of a call of a custom tool, and returns the call.
-func (a *answer) sendCustomCall(send func(string, object), i, at int, c Call) object {
-	id := callID("ctc", i, a.size)
-	item := object{"type": "custom_tool_call", "id": id, "call_id": callID("call", i, a.size), "name": c.Name, "input": "", "status": "in_progress"}
-	if c.Namespace != "" {
-		item["namespace"] = c.Namespace
-	}
-	send("response.output_item.added", object{"output_index": at, "item": item})
-	a.forPieces(c.Arguments, false, func(p string) {
-		send("response.custom_tool_call_input.delta", object{"item_id": id, "output_index": at, "delta": p})
-	})
-	send("response.custom_tool_call_input.done", object{"item_id": id, "output_index": at, "input": c.Arguments})
-	item["input"], item["status"] = c.Arguments, "completed"
-	send("response.output_item.done", object{"output_index": at, "item": item})
-	return item
 }
 
 // sendResponseText sends the events of a message with the step's text, and returns
