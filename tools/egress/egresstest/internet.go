@@ -20,7 +20,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -35,7 +34,6 @@ type Internet struct {
 	hosts     map[string]http.Handler
 	mu        sync.Mutex
 	requests  []string
-	sent      atomic.Int64 // bytes of bodies
 }
 
 func (n *Internet) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -43,24 +41,11 @@ func (n *Internet) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	n.requests = append(n.requests, r.Method+" "+r.Host+r.URL.Path)
 	n.mu.Unlock()
 	if h := n.hosts[r.Host]; h != nil {
-		h.ServeHTTP(sentWriter{w, &n.sent}, r)
+		h.ServeHTTP(w, r)
 		return
 	}
 	http.NotFound(w, r)
 }
-
-type sentWriter struct {
-	http.ResponseWriter
-	n *atomic.Int64
-}
-
-func (w sentWriter) Write(p []byte) (int, error) {
-	n, err := w.ResponseWriter.Write(p)
-	w.n.Add(int64(n))
-	return n, err
-}
-
-func (w sentWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // StartInternet starts the hosts, with http and https.
 func StartInternet(t *testing.T, hosts map[string]http.Handler) *Internet {
