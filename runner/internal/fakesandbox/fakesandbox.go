@@ -118,30 +118,19 @@ func (b *Sandbox) startService(ctx context.Context) error {
 			return err
 		}
 	}
-	s := &serviceProcess{output: limits.Tail{Size: 1 << 20}, done: make(chan struct{})}
+	s := &serviceProcess{output: limits.Tail{Size: 1 << 20}}
 	p, err := b.Start(life, sandbox.Command{Argv: spec.Args, Stdout: &s.output})
 	if err != nil {
 		return err
 	}
-	go func() {
-		defer close(s.done)
-		s.exit, s.err = p.Wait()
-	}()
+	s.process = p.(*process)
 	b.service = s
 	return nil
 }
 
 type serviceProcess struct {
+	*process
 	output limits.Tail
-	done   chan struct{}
-	exit   sandbox.Exit
-	err    error
-}
-
-// Wait waits for the end of the service.
-func (s *serviceProcess) Wait() (sandbox.Exit, error) {
-	<-s.done
-	return s.exit, s.err
 }
 
 // Done is closed when the service has ended.
