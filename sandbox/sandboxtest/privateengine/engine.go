@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -212,21 +213,21 @@ func (e *Engine) Thaw(t testing.TB) {
 // their number. The containers' own first processes live on.
 func (e *Engine) KillShims(t testing.TB) int {
 	t.Helper()
-	return e.killNaming("containerd-shim")
+	return killNaming("cmdline", e.dir+"/", "containerd-shim")
 }
 
-// killNaming kills this engine's processes with word in their command line and
-// returns their number.
-func (e *Engine) killNaming(word string) (killed int) {
-	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+// killNaming kills the processes whose file in /proc, such as cmdline, has all of the words,
+// and returns their number.
+func killNaming(file string, words ...string) (killed int) {
+	files, _ := filepath.Glob("/proc/[0-9]*/" + file)
 	for _, f := range files {
-		line, err := os.ReadFile(f)
-		text := string(line)
-		var pid int
-		if err != nil || !strings.Contains(text, e.dir+"/") || !strings.Contains(text, word) {
+		text, err := os.ReadFile(f)
+		lacks := func(word string) bool { return !strings.Contains(string(text), word) }
+		if err != nil || slices.ContainsFunc(words, lacks) {
 			continue
 		}
-		if _, err := fmt.Sscanf(f, "/proc/%d/cmdline", &pid); err != nil || pid == os.Getpid() {
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(f)))
+		if err != nil || pid == os.Getpid() {
 			continue
 		}
 		if syscall.Kill(pid, syscall.SIGKILL) == nil {
@@ -234,22 +235,6 @@ func (e *Engine) killNaming(word string) (killed int) {
 		}
 	}
 	return killed
-}
-
-// killStarting kills first processes of containers whose engine was killed while it started
-// them. Only their environment names the engine.
-func (e *Engine) killStarting() {
-	files, _ := filepath.Glob("/proc/[0-9]*/environ")
-	for _, f := range files {
-		environ, err := os.ReadFile(f)
-		var pid int
-		if err != nil || !strings.Contains(string(environ), "_LIBCONTAINER_STATEDIR="+e.dir+"/") {
-			continue
-		}
-		if _, err := fmt.Sscanf(f, "/proc/%d/environ", &pid); err == nil {
-			_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended
-		}
-	}
 }
 
 func (e *Engine) startProgram(t testing.TB, program string, attr *syscall.SysProcAttr, args ...string) *daemon {
@@ -303,8 +288,10 @@ func (e *Engine) stop(t testing.TB) {
 			<-d.ended
 		}
 	}
-	e.killNaming("") // shims whose engine was killed
-	e.killStarting()
+	killNaming("cmdline", e.dir+"/") // shims whose engine was killed
+	// First processes of containers whose engine was killed while it started them. Only their
+	// environment names the engine.
+	killNaming("environ", "_LIBCONTAINER_STATEDIR="+e.dir+"/")
 	const cleanUp = `grep -o " $0/[^ ]*" /proc/self/mountinfo | sort -r | xargs -r umount -l; rm -rf "$0"`
 	if out, err := exec.Command("sh", "-c", cleanUp, e.dir).CombinedOutput(); err != nil { // it must be done
 		t.Errorf("clean up the private engine: %v %s", err, out)
