@@ -70,14 +70,12 @@ func conformanceTarget(b *bed) sandboxtest.Target {
 	own := b.backend.traits.ownKernel
 	target := sandboxtest.Target{
 		Backend: b.backend, StateDir: b.state, Image: images.Reference{Scheme: images.SchemeHost},
-		LimitsKillSandbox: own, PIDsSpareSandbox: own, OwnKernel: own,
-		LimitsUnenforced: b.backend.rootless, SingleUID: b.backend.rootless && b.backend.options.Kind == Runc,
+		OwnKernel: own, LimitsUnenforced: b.backend.rootless, SingleUID: b.backend.rootless && b.backend.options.Kind == Runc,
 		Kill: func(_ context.Context, sb sandbox.Sandbox) error {
 			containerOf(sb).process.sendKill()
 			return nil
 		},
 		Copies:      own,
-		CountsForks: !own && !b.backend.rootless,
 		HostProcess: func(_ context.Context, sb sandbox.Sandbox) (int, error) { return containerOf(sb).process.pid, nil },
 		Leftovers:   b.leftovers,
 		UserImage: func(user string) images.Reference {

@@ -262,11 +262,7 @@ func checkCoherence(ctx context.Context, e *env) error {
 func checkOverlay(ctx context.Context, e *env) (err error) {
 	other := newEnv(e.target, filepath.Join(e.base, "overlaid"))
 	other.overlay, other.mountPoint = true, "/srv/overlaid"
-	err = other.start(ctx, nil)
-	if e.target.NoOverlay {
-		return other.expectRefused(ctx, err, sandbox.ErrUnsupported, "")
-	}
-	if err != nil {
+	if err := other.start(ctx, nil); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, other.close(ctx)) }()

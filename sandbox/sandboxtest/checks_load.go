@@ -128,16 +128,13 @@ func checkFilesRecover(ctx context.Context, e *env) error {
 // checkForksRecover counts how many processes can be started, uses them up, and
 // counts again, up to five times, since a loaded machine reaps late.
 func checkForksRecover(ctx context.Context, e *env) error {
-	if e.target.LimitsUnenforced && !e.target.PIDsSpareSandbox {
+	if e.target.LimitsUnenforced && !e.target.OwnKernel {
 		return attestsLoss(e, "pids")
 	}
 	first := 0
 	for range 6 {
 		out, err := e.expectOutput(ctx, "fork-count")
 		if err != nil {
-			if e.target.LimitsKillSandbox && !e.target.PIDsSpareSandbox {
-				return expectDeath(ctx, e, limits.KindPIDs, err)
-			}
 			return err
 		}
 		count, err := strconv.Atoi(strings.TrimSpace(out))
@@ -170,8 +167,8 @@ func checkUnheldMemory(ctx context.Context, e *env) error {
 	}
 	for _, place := range []string{"/tmp", "/dev/shm"} {
 		r, err := e.runProbe(ctx, "hold", place, strconv.Itoa(400<<20))
-		if err != nil && e.target.LimitsKillSandbox {
-			return expectDeath(ctx, e, limits.KindMemory, err)
+		if err != nil && e.target.OwnKernel {
+			return expectDeath(ctx, e, err)
 		}
 		if err != nil {
 			return err
@@ -228,17 +225,16 @@ func limitChecks() []check {
 	}
 }
 
-// expectDeath asserts that a limit ended the sandbox of a LimitsKillSandbox
-// backend.
-func expectDeath(ctx context.Context, e *env, kind limits.Kind, err error) error {
+// expectDeath asserts that the memory limit ended a sandbox with its own kernel.
+func expectDeath(ctx context.Context, e *env, err error) error {
 	select {
 	case <-e.sb.Done():
 	case <-ctx.Done():
 		return errorf("the sandbox survived; command: %w", err)
 	}
 	var exceeded *limits.ExceededError
-	if lost := e.sb.Err(); !errors.Is(lost, sandbox.ErrLost) || !errors.As(lost, &exceeded) || exceeded.Kind != kind {
-		return errorf("sandbox ended with %w, want the loss to limit %s", lost, kind)
+	if lost := e.sb.Err(); !errors.Is(lost, sandbox.ErrLost) || !errors.As(lost, &exceeded) || exceeded.Kind != limits.KindMemory {
+		return errorf("sandbox ended with %w, want the loss to the memory limit", lost)
 	}
 	if !errors.Is(err, sandbox.ErrLost) {
 		return errorf("command ended with %w, want ErrLost", err)
@@ -251,8 +247,8 @@ func checkMemory(ctx context.Context, e *env) error {
 		return attestsLoss(e, "memory")
 	}
 	r, err := e.runProbe(ctx, "hog", strconv.Itoa(512<<20))
-	if e.target.LimitsKillSandbox {
-		return expectDeath(ctx, e, limits.KindMemory, err)
+	if e.target.OwnKernel {
+		return expectDeath(ctx, e, err)
 	}
 	if err != nil {
 		return err
@@ -283,19 +279,13 @@ func writeOp(path string) workspace.Op {
 }
 
 func checkPIDs(ctx context.Context, e *env) error {
-	if e.target.LimitsUnenforced && !e.target.PIDsSpareSandbox {
+	if e.target.LimitsUnenforced && !e.target.OwnKernel {
 		return attestsLoss(e, "pids")
 	}
 	m := newMarker()
 	runCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	p, w, err := startReady(runCtx, ctx, e, sandbox.Command{Argv: probeArgv("fork-bomb", m), Grace: testGrace})
-	if e.target.LimitsKillSandbox && !e.target.PIDsSpareSandbox {
-		if p != nil {
-			_, err = waitProcess(ctx, p)
-		}
-		return expectDeath(ctx, e, limits.KindPIDs, err)
-	}
 	if err != nil {
 		return fmt.Errorf("fill: %w (%s)", err, w.String())
 	}
@@ -310,8 +300,8 @@ func checkPIDs(ctx context.Context, e *env) error {
 	if exit.Kill.Left != 0 {
 		return fmt.Errorf("kill %+v", exit.Kill)
 	}
-	if exit.PIDsLimitHit != e.target.CountsForks {
-		return fmt.Errorf("the result says that the pids limit was hit: %t, want %t", exit.PIDsLimitHit, e.target.CountsForks)
+	if exit.PIDsLimitHit != e.target.countsForks() {
+		return fmt.Errorf("the result says that the pids limit was hit: %t, want %t", exit.PIDsLimitHit, e.target.countsForks())
 	}
 	if r, err := e.runProbe(ctx, "exit", "0"); err != nil || r.PIDsLimitHit || r.Status.OOMKilled {
 		return errorf("a command that met no limit: %+v, %w", r.Exit, err)

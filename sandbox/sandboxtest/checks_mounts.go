@@ -194,7 +194,7 @@ func checkLayeredMount(ctx context.Context, e *env) (err error) {
 	}
 	defer func() { err = errors.Join(err, remove()) }()
 	err = other.start(ctx, nil)
-	if e.target.NoOverlay || e.target.NoLayeredMounts {
+	if e.target.NoLayeredMounts {
 		return other.expectRefused(ctx, err, sandbox.ErrUnsupported, "")
 	}
 	if err != nil {

@@ -47,26 +47,20 @@ func checkRootOwnsRoot(ctx context.Context, shared *env) (err error) {
 		return nil // another check asserts this
 	}
 	e := newEnv(shared.target, filepath.Join(shared.base, "root-root"))
-	e.user, e.root, e.overlay, e.plant = sandbox.UserRoot, true, !e.target.NoOverlay, plantForeign
-	if e.overlay {
-		remove, layersErr := addLayered(e)
-		if layersErr != nil {
-			return layersErr
-		}
-		defer func() { err = errors.Join(err, remove()) }()
+	e.user, e.root, e.overlay, e.plant = sandbox.UserRoot, true, true, plantForeign
+	remove, err := addLayered(e)
+	if err != nil {
+		return err
 	}
+	defer func() { err = errors.Join(err, remove()) }()
 	if err := e.start(ctx, nil); err != nil {
 		return err
 	}
-	var out string
-	out, err = e.expectOutput(ctx, "root-works", "/usr/local-root")
+	out, err := e.expectOutput(ctx, "root-works", "/usr/local-root")
 	if got := slices.Sorted(slices.Values(splitLines(out))); err == nil && !slices.Equal(got, rootWorks(e.target)) {
 		err = fmt.Errorf("root can %q below /usr, want %q", got, rootWorks(e.target))
 	}
-	if e.overlay {
-		err = errors.Join(err, checkRootLayers(ctx, e))
-	}
-	return errors.Join(err, e.close(ctx))
+	return errors.Join(err, checkRootLayers(ctx, e), e.close(ctx))
 }
 
 // checkRootLayers asserts that root inside owns the files in an overlay of the

@@ -51,23 +51,19 @@ func toldFlood(_ context.Context, _ *env, r result, err error) error {
 	return nil
 }
 
-func toldForks(ctx context.Context, e *env, r result, err error) error {
-	t := e.target
-	if t.LimitsKillSandbox && !t.PIDsSpareSandbox {
-		return expectDeath(ctx, e, limits.KindPIDs, err)
-	}
+func toldForks(_ context.Context, e *env, r result, err error) error {
 	// The limit may kill even the first process: a Go program dies if it gets
 	// no thread. What it began is then killed after its end.
 	ended := r.Status.TimedOut || r.Kill.AfterExit
-	if err != nil || !ended || r.Kill.Left != 0 || r.PIDsLimitHit != t.CountsForks {
-		return errorf("%+v, %w: want a timeout, nothing left, and the pids limit named: %t", r.Exit, err, t.CountsForks)
+	if err != nil || !ended || r.Kill.Left != 0 || r.PIDsLimitHit != e.target.countsForks() {
+		return errorf("%+v, %w: want a timeout, nothing left, and the pids limit named: %t", r.Exit, err, e.target.countsForks())
 	}
 	return nil
 }
 
 func toldMemory(ctx context.Context, e *env, r result, err error) error {
-	if e.target.LimitsKillSandbox {
-		return expectDeath(ctx, e, limits.KindMemory, err)
+	if e.target.OwnKernel {
+		return expectDeath(ctx, e, err)
 	}
 	if err != nil || !r.Status.OOMKilled {
 		return errorf("%+v, %w: want killed out of memory", r.Exit, err)
@@ -113,7 +109,7 @@ func RunNeighbours(t *testing.T, target Target) {
 	}
 	for _, l := range allLoads() {
 		t.Run(l.name, func(t *testing.T) {
-			if target.LimitsUnenforced && (l.name == "fork bomb" && !target.PIDsSpareSandbox || l.name == "memory hog") {
+			if target.LimitsUnenforced && (l.name == "fork bomb" && !target.OwnKernel || l.name == "memory hog") {
 				t.Skip("needs cgroups: without the limit this would be the host's")
 			}
 			if err := runBeside(t.Context(), neighbour, l, t.TempDir()); err != nil {

@@ -43,14 +43,9 @@ type Target struct {
 	StateDir string
 	// FloodBytes is the size of the large-output check; zero means 1 GiB.
 	FloodBytes int64
-	// LimitsKillSandbox reports whether a memory or pids limit ends the whole
-	// sandbox, like in gVisor, instead of one process.
-	LimitsKillSandbox bool
-	// PIDsSpareSandbox reports that only the memory limit does: the commands'
-	// own kernel counts processes and fails a fork.
-	PIDsSpareSandbox bool
-	// OwnKernel reports whether the container has the runtime's kernel, so that
-	// no seccomp profile is attested.
+	// OwnKernel reports whether the container has the runtime's kernel, not the
+	// host's. Then no seccomp profile is attested, the memory limit ends the whole
+	// sandbox instead of one process, and the pids limit is that kernel's.
 	OwnKernel bool
 	// Remapped reports whether an engine gives containers user namespaces.
 	Remapped bool
@@ -82,9 +77,6 @@ type Target struct {
 	// load, for a second run of a backend that only makes its sandboxes in
 	// another way.
 	SameInside bool
-	// NoOverlay reports that this backend has no overlay mode here, and must
-	// refuse it.
-	NoOverlay bool
 	// Copies reports whether this backend has copy mode. Otherwise it must
 	// refuse it.
 	Copies bool
@@ -100,9 +92,6 @@ type Target struct {
 	// RootRefused reports that this backend can't run commands as root inside
 	// here, and must refuse it with a hint.
 	RootRefused bool
-	// CountsForks reports whether the kernel counts refused forks, so that
-	// results report the pids limit.
-	CountsForks bool
 	// NoPrograms leaves out the checks that run programs of the image.
 	NoPrograms bool
 	// Programs are host files that no command may change: runtime and guest.
@@ -118,6 +107,10 @@ func (t Target) repeatCount(n int) int {
 	}
 	return n
 }
+
+// countsForks reports whether the host's kernel counts refused forks, so that
+// results report the pids limit.
+func (t Target) countsForks() bool { return !t.OwnKernel && !t.LimitsUnenforced }
 
 // check is one promise of the contract.
 type check struct {
