@@ -149,7 +149,7 @@ func TestConformanceRunsc(t *testing.T) {
 func (b *bed) target() sandboxtest.Target {
 	return sandboxtest.Target{
 		RootRefused: true, NoLayeredMounts: os.Geteuid() != 0, Copies: true,
-		Backend: inState{b.backend, b.state}, StateDir: b.state, Image: images.Reference{Scheme: images.SchemeHost},
+		Backend: b.backend, StateDir: b.state, Image: images.Reference{Scheme: images.SchemeHost},
 		Kill: func(ctx context.Context, sb sandbox.Sandbox) error {
 			r, _, err := b.backend.connect(ctx)
 			if err != nil {
@@ -178,21 +178,6 @@ func (b *bed) target() sandboxtest.Target {
 		Leftovers: b.leftovers,
 		Programs:  []string{b.backend.options.GuestPath},
 	}
-}
-
-// inState makes a directory for each session below the backend's state
-// directory, as Caisson does.
-type inState struct {
-	*Backend
-	state string
-}
-
-func (b inState) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
-	spec.Dir = filepath.Join(b.state, "sessions", spec.Session)
-	if err := os.MkdirAll(spec.Dir, 0o700); err != nil {
-		return nil, err
-	}
-	return b.Backend.Create(ctx, spec)
 }
 
 // findRunsc looks in bin/ and on PATH.

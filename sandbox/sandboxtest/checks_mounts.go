@@ -209,7 +209,7 @@ func addLayered(e *env) (remove func() error, err error) {
 		return nil, err
 	}
 	m := dir.mountAt(writableTarget, false)
-	m.Layers = filepath.Join(e.layersHome(), "layers-"+ulid.Make().String())
+	m.Layers = filepath.Join(e.target.StateDir, "layers-"+ulid.Make().String())
 	layers, err := overlay.Create(m.Layers, overlay.CreateOptions{Session: e.session, Path: dir.path, Workspace: dir.file})
 	if err != nil {
 		return nil, errors.Join(err, dir.file.Close())

@@ -137,7 +137,7 @@ func (e *env) newSpec(change func(*limits.Resources)) (sandbox.Spec, error) {
 		spec.Workspace.Mode, spec.Workspace.CopyBytes = sandbox.ModeCopy, 64<<20
 	}
 	if spec.Workspace.Mode.KeepsChanges() {
-		spec.Workspace.Layers = filepath.Join(e.layersHome(), "layers-"+ulid.Make().String())
+		spec.Workspace.Layers = filepath.Join(e.target.StateDir, "layers-"+ulid.Make().String())
 		layers, err := overlay.Create(spec.Workspace.Layers, overlay.CreateOptions{Session: e.session, Path: e.workspace, Workspace: dir})
 		if err != nil {
 			return spec, err
@@ -174,25 +174,11 @@ func (e *env) freezeFile() error {
 	return errors.Join(e.layers.Record(ctx, e.dir), e.layers.Freeze(ctx, e.layersDir+"-frozen"))
 }
 
-func (e *env) stateDir() string {
-	if e.target.StateDir != "" {
-		return filepath.Join(e.target.StateDir, "sessions", e.session)
-	}
-	return filepath.Join(e.base, "state")
-}
+func (e *env) stateDir() string { return filepath.Join(e.target.StateDir, "sessions", e.session) }
 
 // sessionVariables are every session's variables: a new one, and one that
 // replaces a default.
 var sessionVariables = []string{"SESSION_VARIABLE=a b=\n$HOME", "PAGER=more"}
-
-// layersHome is where layers lie: a backend requires a place below the state
-// directory.
-func (e *env) layersHome() string {
-	if e.target.StateDir != "" {
-		return e.target.StateDir
-	}
-	return e.base
-}
 
 // fillWorkspace puts the probe into the workspace and sets the owner. Others
 // must be able to enter the directories above for a backend that does not map

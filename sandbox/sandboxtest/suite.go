@@ -38,8 +38,8 @@ type Target struct {
 	// UserImageRefused reports that this backend can't run commands as that
 	// user, and must refuse it with a hint.
 	UserImageRefused bool
-	// StateDir is the backend's state directory; a session's directory is made
-	// below it. Empty means beside the workspace.
+	// StateDir is the backend's state directory. The suite makes the directories of
+	// sessions, and layers, below it. Required.
 	StateDir string
 	// FloodBytes is the size of the large-output check; zero means 1 GiB.
 	FloodBytes int64
