@@ -89,17 +89,6 @@ func checkBadSpecs(ctx context.Context, e *env) error {
 	return nil
 }
 
-func (e *env) nothingLeft() error {
-	left, err := e.target.Leftovers(e.session)
-	if err != nil {
-		return err
-	}
-	if len(left) > 0 {
-		return fmt.Errorf("left: %q", left)
-	}
-	return nil
-}
-
 func checkCancelledCreate(ctx context.Context, e *env) error {
 	other := newEnv(e.target, e.base+"/cancelled")
 	spec, err := other.newSpec(nil)

@@ -156,19 +156,9 @@ const frozenFile = "in-a-frozen-layer"
 
 // freezeFile makes a frozen layer with a file below the upper layer.
 func (e *env) freezeFile() error {
-	upper := filepath.Join(e.layersDir, overlay.UpperDir)
-	info, err := os.Stat(upper)
-	if err != nil {
+	path := filepath.Join(e.layersDir, overlay.UpperDir, frozenFile)
+	if err := errors.Join(os.WriteFile(path, []byte("x"), 0o644), giveToOwner(path)); err != nil {
 		return err
-	}
-	path := filepath.Join(upper, frozenFile)
-	if err := os.WriteFile(path, []byte("x"), 0o644); err != nil {
-		return err
-	}
-	if st, ok := info.Sys().(*syscall.Stat_t); ok && os.Geteuid() == 0 {
-		if err := os.Lchown(path, int(st.Uid), int(st.Gid)); err != nil {
-			return err
-		}
 	}
 	ctx := context.Background()
 	return errors.Join(e.layers.Record(ctx, e.dir), e.layers.Freeze(ctx, e.layersDir+"-frozen"))
@@ -184,25 +174,15 @@ var sessionVariables = []string{"SESSION_VARIABLE=a b=\n$HOME", "PAGER=more"}
 // must be able to enter the directories above for a backend that does not map
 // IDs.
 func (e *env) fillWorkspace() error {
-	if e.target.Probe != "" {
-		if err := copyProbe(e.target, e.workspace); err != nil {
-			return err
-		}
+	if err := copyProbe(e.target, e.workspace); err != nil {
+		return err
 	}
 	if e.plant != nil {
 		if err := e.plant(e); err != nil {
 			return err
 		}
 	}
-	if os.Geteuid() != 0 {
-		return nil
-	}
-	for _, path := range []string{e.workspace, filepath.Join(e.workspace, probeName)} {
-		if err := os.Lchown(path, ownerID, ownerID); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return err
-		}
-	}
-	return nil
+	return giveToOwner(e.workspace, filepath.Join(e.workspace, probeName))
 }
 
 // giveToOwner gives files to the workspace's owner, if the suite is root.
@@ -224,12 +204,18 @@ func (e *env) close(ctx context.Context) error {
 	if e.layers != nil {
 		err = errors.Join(err, e.layers.Close(), os.RemoveAll(e.layersDir), os.RemoveAll(e.layersDir+"-frozen"))
 	}
-	left, listErr := e.target.Leftovers(e.session)
-	err = errors.Join(err, listErr)
-	if len(left) > 0 {
-		err = errors.Join(err, fmt.Errorf("left after destroy: %q", left))
+	return errors.Join(err, e.nothingLeft())
+}
+
+func (e *env) nothingLeft() error {
+	left, err := e.target.Leftovers(e.session)
+	if err != nil {
+		return err
 	}
-	return err
+	if len(left) > 0 {
+		return fmt.Errorf("left: %q", left)
+	}
+	return nil
 }
 
 type result struct {

@@ -82,14 +82,11 @@ func RunFaults(t *testing.T, target Target, only ...string) {
 func runFault(t *testing.T, target Target, f fault) {
 	b := &faulty{Backend: target.Backend, fault: f}
 	target.Backend = b
-	if kill := target.Kill; kill != nil {
-		target.Kill = func(ctx context.Context, sb sandbox.Sandbox) error { return kill(ctx, withoutFault(sb)) }
-	}
-	if pause := target.Pause; pause != nil {
+	kill, pause, process := target.Kill, target.Pause, target.HostProcess
+	target.Kill = func(ctx context.Context, sb sandbox.Sandbox) error { return kill(ctx, withoutFault(sb)) }
+	target.HostProcess = func(ctx context.Context, sb sandbox.Sandbox) (int, error) { return process(ctx, withoutFault(sb)) }
+	if pause != nil {
 		target.Pause = func(ctx context.Context, sb sandbox.Sandbox) error { return pause(ctx, withoutFault(sb)) }
-	}
-	if process := target.HostProcess; process != nil {
-		target.HostProcess = func(ctx context.Context, sb sandbox.Sandbox) (int, error) { return process(ctx, withoutFault(sb)) }
 	}
 	if f.target != nil {
 		f.target(&target)
@@ -178,12 +175,7 @@ type faultySandbox struct {
 	spec  sandbox.Spec
 }
 
-func withoutFault(sb sandbox.Sandbox) sandbox.Sandbox {
-	if s, ok := sb.(*faultySandbox); ok {
-		return s.Sandbox
-	}
-	return sb
-}
+func withoutFault(sb sandbox.Sandbox) sandbox.Sandbox { return sb.(*faultySandbox).Sandbox }
 
 func (s *faultySandbox) ID() string {
 	if s.fault.id != nil {
