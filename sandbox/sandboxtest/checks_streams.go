@@ -171,8 +171,8 @@ func checkConcurrent(ctx context.Context, e *env) error {
 }
 
 func checkStalled(ctx context.Context, e *env) error {
-	blocked := newGate()
-	defer blocked.open()
+	unread, blocked := io.Pipe()
+	defer unread.Close()
 	stalledCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	p, err := e.sb.Start(stalledCtx, sandbox.Command{
@@ -182,14 +182,16 @@ func checkStalled(ctx context.Context, e *env) error {
 	if err != nil {
 		return err
 	}
-	if err := blocked.wait(ctx); err != nil {
-		return err
+	stop := context.AfterFunc(ctx, func() { blocked.CloseWithError(context.Cause(ctx)) })
+	defer stop()
+	if _, err := unread.Read(make([]byte, 1)); err != nil { // more follows, and waits
+		return fmt.Errorf("nothing was written: %w", err)
 	}
 	if _, err := e.expectOutput(ctx, "flood", "stdout", strconv.Itoa(4<<20)); err != nil {
 		return fmt.Errorf("beside a stalled reader: %w", err)
 	}
 	cancel()
-	blocked.open()
+	go func() { _, _ = io.Copy(io.Discard, unread) }()
 	exit, err := waitProcess(ctx, p)
 	if err != nil {
 		return err
