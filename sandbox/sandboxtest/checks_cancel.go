@@ -301,16 +301,13 @@ func checkZombies(ctx context.Context, e *env) error {
 		return err
 	}
 	// PID 1 reaps them when it gets the processor.
-	var out string
+	zombies := 0
 	for range 50 {
 		var err error
-		if out, err = e.expectOutput(ctx, "zombies"); err != nil {
+		if zombies, err = e.expectNumber(ctx, "zombies"); zombies == 0 || err != nil {
 			return err
-		}
-		if strings.TrimSpace(out) == "0" {
-			return nil
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
-	return fmt.Errorf("%s zombies", strings.TrimSpace(out))
+	return fmt.Errorf("%d zombies", zombies)
 }

@@ -249,15 +249,11 @@ func checkNamespaces(ctx context.Context, e *env) error {
 }
 
 func checkOOMScore(ctx context.Context, e *env) error {
-	out, err := e.expectOutput(ctx, "read", "/proc/self/oom_score_adj")
+	inside, err := e.expectNumber(ctx, "read", "/proc/self/oom_score_adj")
 	if err != nil {
 		return err
 	}
 	own, err := os.ReadFile("/proc/self/oom_score_adj")
-	if err != nil {
-		return err
-	}
-	inside, err := strconv.Atoi(strings.TrimSpace(out))
 	if err != nil {
 		return err
 	}

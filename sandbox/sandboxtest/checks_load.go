@@ -133,11 +133,7 @@ func checkForksRecover(ctx context.Context, e *env) error {
 	}
 	first := 0
 	for range 6 {
-		out, err := e.expectOutput(ctx, "fork-count")
-		if err != nil {
-			return err
-		}
-		count, err := strconv.Atoi(strings.TrimSpace(out))
+		count, err := e.expectNumber(ctx, "fork-count")
 		if err != nil {
 			return err
 		}
@@ -359,11 +355,7 @@ func checkTmp(ctx context.Context, e *env) error {
 }
 
 func checkOpenFiles(ctx context.Context, e *env) error {
-	out, err := e.expectOutput(ctx, "open-files")
-	if err != nil {
-		return err
-	}
-	n, err := strconv.Atoi(strings.TrimSpace(out))
+	n, err := e.expectNumber(ctx, "open-files")
 	if err != nil {
 		return err
 	}

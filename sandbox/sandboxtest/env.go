@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -314,14 +315,17 @@ func (e *env) expectAnswer(ctx context.Context, want string, args ...string) err
 	return err
 }
 
-func (e *env) countRunning(ctx context.Context, marker string) (int, error) {
-	out, err := e.expectOutput(ctx, "ps", marker)
+// expectNumber runs a verb that must print a number.
+func (e *env) expectNumber(ctx context.Context, args ...string) (int, error) {
+	out, err := e.expectOutput(ctx, args...)
 	if err != nil {
 		return 0, err
 	}
-	var n int
-	_, err = fmt.Sscan(out, &n)
-	return n, err
+	return strconv.Atoi(strings.TrimSpace(out))
+}
+
+func (e *env) countRunning(ctx context.Context, marker string) (int, error) {
+	return e.expectNumber(ctx, "ps", marker)
 }
 
 func newMarker() string { return "mark-" + strings.ToLower(ulid.Make().String()) }
