@@ -341,14 +341,18 @@ func capset() error {
 
 func callWith(number uintptr, args ...uintptr) func() error {
 	return func() error {
-		var a [6]uintptr
-		copy(a[:], args)
-		_, _, errno := syscall.RawSyscall6(number, a[0], a[1], a[2], a[3], a[4], a[5])
-		if errno == 0 {
-			return nil
+		if errno := rawCall(number, args...); errno != 0 {
+			return pastFilter(errno)
 		}
-		return pastFilter(errno)
+		return nil
 	}
+}
+
+func rawCall(number uintptr, args ...uintptr) syscall.Errno {
+	var a [6]uintptr
+	copy(a[:], args)
+	_, _, errno := syscall.RawSyscall6(number, a[0], a[1], a[2], a[3], a[4], a[5])
+	return errno
 }
 
 // refusals are errors from before the arguments are checked, or from a kernel

@@ -149,17 +149,11 @@ func attackThreads([]string) error {
 		for sig := uintptr(1); sig <= 64; sig++ {
 			info := [16]uint64{uint64(sig), 0xffff_ffff} // si_signo, si_errno; si_code SI_QUEUE
 			queued := uintptr(unsafe.Pointer(&info))
-			call := func(name string, number uintptr, args ...uintptr) {
-				var a [6]uintptr
-				copy(a[:], args)
-				_, _, errno := syscall.RawSyscall6(number, a[0], a[1], a[2], a[3], a[4], a[5])
-				note(name, errno)
-			}
-			call("kill", unix.SYS_KILL, uintptr(id), sig)
-			call("tkill", unix.SYS_TKILL, uintptr(id), sig)
-			call("tgkill", unix.SYS_TGKILL, 1, uintptr(id), sig)
-			call("rt_sigqueueinfo", unix.SYS_RT_SIGQUEUEINFO, uintptr(id), sig, queued)
-			call("rt_tgsigqueueinfo", unix.SYS_RT_TGSIGQUEUEINFO, 1, uintptr(id), sig, queued)
+			note("kill", rawCall(unix.SYS_KILL, uintptr(id), sig))
+			note("tkill", rawCall(unix.SYS_TKILL, uintptr(id), sig))
+			note("tgkill", rawCall(unix.SYS_TGKILL, 1, uintptr(id), sig))
+			note("rt_sigqueueinfo", rawCall(unix.SYS_RT_SIGQUEUEINFO, uintptr(id), sig, queued))
+			note("rt_tgsigqueueinfo", rawCall(unix.SYS_RT_TGSIGQUEUEINFO, 1, uintptr(id), sig, queued))
 		}
 		limit := unix.Rlimit{}
 		if unix.Prlimit(id, unix.RLIMIT_NOFILE, &limit, nil) == nil {
