@@ -114,11 +114,11 @@ func checkStopped(ctx context.Context, e *env) error {
 // next one has them again.
 func checkFilesRecover(ctx context.Context, e *env) error {
 	for range 2 {
-		out, err := e.expectOutput(ctx, "hold-files")
+		out, err := e.expectOutput(ctx, "open-files")
 		if err != nil {
 			return err
 		}
-		if strings.TrimSpace(out) != "EMFILE" {
+		if !strings.HasSuffix(out, " EMFILE\n") {
 			return fmt.Errorf("out of files: %q, want EMFILE", out)
 		}
 	}
@@ -355,8 +355,12 @@ func checkTmp(ctx context.Context, e *env) error {
 }
 
 func checkOpenFiles(ctx context.Context, e *env) error {
-	n, err := e.expectNumber(ctx, "open-files")
+	out, err := e.expectOutput(ctx, "open-files")
 	if err != nil {
+		return err
+	}
+	var n int
+	if _, err := fmt.Sscan(out, &n); err != nil {
 		return err
 	}
 	if limit := int(limits.DefaultResources().OpenFiles); n > limit || n < limit/2 {

@@ -671,10 +671,10 @@ func limitFaults() []fault {
 			checks: []string{"a full place is reported"},
 			end:    func(_ *faultyProcess, x *sandbox.Exit, _ *error) { x.Full = nil },
 		},
-		answersOf("open files are not limited", "open-files", replaceWith("1048576\n"), "open files"),
+		answersOf("open files are not limited", "open-files", replaceWith("1048576 EMFILE\n"), "open files"),
 		answersOf("programs see the machine's processors", "processors", replaceWith("64 64 0-63\n"), "processors are those of the limit"),
 		answersOf("tmpfs holds more than the memory limit", "hold", replaceWith("none\n"), "memory that no process holds"),
-		answersOf("descriptors are not given back", "hold-files", replaceWith("ENFILE\n"), "out of files, then well again"),
+		answersOf("descriptors are not given back", "open-files", replaceWith("0 ENFILE\n"), "out of files, then well again"),
 		answersOf("processes are not given back", "fork-count", func(right string) string {
 			if forks++; forks > 1 {
 				return "3\n"

@@ -39,7 +39,7 @@ func allLoads() []load {
 		{name: "fork bomb", args: []string{"storm"}, forever: true, reported: toldForks},
 		{name: "memory hog", args: []string{"hog", strconv.Itoa(1 << 30)}, resources: small, reported: toldMemory},
 		{name: "disk fill", args: []string{"hold", "/tmp", strconv.Itoa(1 << 30), "fail"}, resources: small, reported: toldFull},
-		{name: "descriptors", args: []string{"hold-files"}, reported: toldFiles},
+		{name: "descriptors", args: []string{"open-files"}, reported: toldFiles},
 		{name: "64 busy processes", args: []string{"busy", "64", "busy"}, forever: true, reported: toldTime},
 	}
 }
@@ -79,7 +79,7 @@ func toldFull(_ context.Context, _ *env, r result, err error) error {
 }
 
 func toldFiles(_ context.Context, _ *env, r result, err error) error {
-	if err != nil || strings.TrimSpace(r.out) != "EMFILE" {
+	if err != nil || !strings.HasSuffix(r.out, " EMFILE\n") {
 		return errorf("%+v, %q, %w: want EMFILE", r.Exit, r.out, err)
 	}
 	return nil

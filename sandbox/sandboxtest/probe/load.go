@@ -83,11 +83,13 @@ func reexecSelf(args []string) error {
 	return syscall.Exec("/proc/self/exe", append([]string{"probe"}, args...), os.Environ())
 }
 
-func holdFiles([]string) error {
-	for range 1 << 20 {
+// openFiles prints how many files can be open at once, and the error of one
+// more. That is the hard limit, to which the Go runtime raises the soft one.
+func openFiles([]string) error {
+	for n := range 1 << 20 {
 		f, err := os.Open("/dev/null")
 		if err != nil {
-			fmt.Println(errnoName(err))
+			fmt.Println(n, errnoName(err))
 			return nil
 		}
 		defer f.Close()

@@ -60,7 +60,6 @@ var verbs = map[string]func(args []string) error{
 	"stop-all":       stopAll,
 	"storm":          forkStorm,
 	"fork-count":     forkCount,
-	"hold-files":     holdFiles,
 	"hold":           holdFile,
 	"unhold":         removeHeld,
 	"processors":     printProcessors,

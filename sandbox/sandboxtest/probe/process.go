@@ -274,22 +274,6 @@ func hogMemory(args []string) error {
 	return nil
 }
 
-// openFiles counts how many files can be open at once. That is the hard limit,
-// to which the Go runtime raises the soft one.
-func openFiles([]string) error {
-	n := 0
-	for {
-		f, err := os.OpenFile("/dev/null", os.O_RDONLY, 0)
-		if err != nil {
-			break
-		}
-		defer f.Close()
-		n++
-	}
-	fmt.Println(n)
-	return nil
-}
-
 // grepEnviron names each readable /proc/*/environ and cmdline, and our own
 // environment, that contains one of the words. Our own arguments do.
 func grepEnviron(words []string) error {
