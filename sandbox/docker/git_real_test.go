@@ -25,9 +25,6 @@ func gitSessions(mode string) func(t *testing.T, dir string) sandbox.Sandbox {
 
 // The host's git runs nothing that a session left.
 func TestHostileRepositories(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: to be two users")
-	}
 	t.Parallel()
 	for _, mode := range sandboxtest.Sampled(t, "ro", "commit", "overlay") {
 		t.Run(mode, func(t *testing.T) {
@@ -39,17 +36,11 @@ func TestHostileRepositories(t *testing.T) {
 
 // A repository in closed directories can be renamed.
 func TestClosedDirectories(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: to be two users")
-	}
 	t.Parallel()
 	worktest.ClosedDirectories(t, memberID, gitSessions("ro"))
 }
 
 func TestGitWork(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: to be two users")
-	}
 	t.Parallel()
 	for _, mode := range sandboxtest.Sampled(t, "ro", "commit", "overlay") {
 		t.Run(mode, func(t *testing.T) { worktest.Git(t, memberID, mode, gitSessions(mode)) })
@@ -58,9 +49,6 @@ func TestGitWork(t *testing.T) {
 
 // In a linked worktree git can read, but not write the repository.
 func TestLinkedWorktree(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: to be two users")
-	}
 	t.Parallel()
 	for _, mode := range sandboxtest.Sampled(t, "ro", "overlay") {
 		t.Run(mode, func(t *testing.T) { worktest.LinkedWorktree(t, memberID, gitSessions(mode)) })

@@ -29,9 +29,6 @@ func gitSessions(k Kind, mode string) func(t *testing.T, dir string) sandbox.San
 
 // The host's git runs nothing that a session left.
 func TestHostileRepositories(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: to be two users")
-	}
 	t.Parallel()
 	bothAtOnce(t, func(t *testing.T, k Kind) {
 		for _, mode := range sandboxtest.Sampled(t, "ro", "commit", "overlay") {
@@ -45,17 +42,11 @@ func TestHostileRepositories(t *testing.T) {
 
 // A repository in closed directories can be renamed.
 func TestClosedDirectories(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: to be two users")
-	}
 	t.Parallel()
 	bothAtOnce(t, func(t *testing.T, k Kind) { worktest.ClosedDirectories(t, userID, gitSessions(k, "ro")) })
 }
 
 func TestGitWork(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: to be two users")
-	}
 	t.Parallel()
 	bothAtOnce(t, func(t *testing.T, k Kind) {
 		for _, mode := range sandboxtest.Sampled(t, "ro", "commit", "overlay") {
@@ -66,9 +57,6 @@ func TestGitWork(t *testing.T) {
 
 // In a linked worktree git can read, but not write the repository.
 func TestLinkedWorktree(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: to be two users")
-	}
 	t.Parallel()
 	bothAtOnce(t, func(t *testing.T, k Kind) {
 		for _, mode := range sandboxtest.Sampled(t, "ro", "overlay") {

@@ -62,6 +62,7 @@ func enterScript(dirs []closedDirectory) string {
 // open creates. Then, as at the end of a session, it opens the directories,
 // renames the repository and closes them again by the sandbox's operations.
 func ClosedDirectories(t *testing.T, uid int, open func(t *testing.T, dir string) sandbox.Sandbox) {
+	needRoot(t)
 	eachClosed(t, uid, func(t *testing.T, m marker, dir string, dirs []closedDirectory) {
 		s := open(t, dir)
 		if out, exit := gitInside(t, s, "set -e; cd /workspace\n"+m.writeScript(plantScript(dirs))); !exit.Status.Success() {

@@ -68,6 +68,7 @@ var GitModes = map[string]func(*sandbox.Spec){
 // sandbox that open creates. It checks that the host's repository changes only
 // in mode commit.
 func Git(t *testing.T, uid int, mode string, open func(t *testing.T, dir string) sandbox.Sandbox) {
+	needRoot(t)
 	dir := filepath.Join(HostDirectory(t, uid), "workspace")
 	must(t, os.Mkdir(dir, 0o755))
 	must(t, os.Chown(dir, uid, uid))
@@ -88,6 +89,7 @@ func Git(t *testing.T, uid int, mode string, open func(t *testing.T, dir string)
 // LinkedWorktree reads a linked worktree's repository in a sandbox that open
 // creates, and checks that commands can't write it.
 func LinkedWorktree(t *testing.T, uid int, open func(t *testing.T, dir string) sandbox.Sandbox) {
+	needRoot(t)
 	base := HostDirectory(t, uid)
 	repository, dir := filepath.Join(base, "repository"), filepath.Join(base, "tree")
 	must(t, os.Mkdir(repository, 0o755))
@@ -205,6 +207,7 @@ func (m marker) writeScript(hostile string) string {
 // new repository, and uses the host's repository as a user would: nothing may
 // be executed.
 func Hostile(t *testing.T, uid int, open func(t *testing.T, dir string) sandbox.Sandbox) {
+	needRoot(t)
 	eachHostile(t, uid, func(t *testing.T, m marker, dir, _, script string) {
 		s := open(t, dir)
 		gitInside(t, s, "cd /workspace\n"+m.writeScript(script))
@@ -259,6 +262,13 @@ func eachHostile(t *testing.T, uid int, f func(t *testing.T, m marker, dir, name
 				f(t, m, filepath.Join(base, "workspace"), name, script)
 			})
 		}
+	}
+}
+
+func needRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: to be two users")
 	}
 }
 
