@@ -102,10 +102,10 @@ func ClosedDirectories(t *testing.T, uid int, open func(t *testing.T, dir string
 	})
 }
 
-// ClosedControls checks that each row runs the marker without the rename.
-func ClosedControls(t *testing.T, uid int) {
+// checkClosedControls checks that each row runs the marker without the rename.
+func checkClosedControls(t *testing.T, uid int) {
 	eachClosed(t, uid, func(t *testing.T, m marker, dir string, dirs []closedDirectory) {
-		HostGit(t, dir, uid, "set -e\n"+m.writeScript(plantScript(dirs)))
+		mustGit(t, dir, uid, "set -e\n"+m.writeScript(plantScript(dirs)))
 		out, _ := hostGit(t, dir, uid, enterScript(dirs)) // only the marker counts
 		if !m.checkFired(t) {
 			t.Errorf("the marker does not fire: %s", out)
@@ -116,11 +116,11 @@ func ClosedControls(t *testing.T, uid int) {
 func eachClosed(t *testing.T, uid int, f func(t *testing.T, m marker, dir string, dirs []closedDirectory)) {
 	for name, dirs := range closed {
 		t.Run(name, func(t *testing.T) {
-			base := HostDirectory(t, uid)
+			base := hostDirectory(t, uid)
 			dir := filepath.Join(base, "workspace")
 			must(t, os.Mkdir(dir, 0o755))
 			must(t, os.Chown(dir, uid, uid))
-			t.Cleanup(func() { HostGit(t, base, os.Geteuid(), "chmod -R u+rwx workspace") })
+			t.Cleanup(func() { mustGit(t, base, os.Geteuid(), "chmod -R u+rwx workspace") })
 			f(t, newMarker(t, base), dir, dirs)
 		})
 	}

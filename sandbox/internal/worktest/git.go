@@ -15,11 +15,11 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// Repository makes a repository of uid with two commits, a submodule and an
+// makeRepository makes a repository of uid with two commits, a submodule and an
 // uncommitted file.
-func Repository(t testing.TB, dir string, uid int) {
+func makeRepository(t testing.TB, dir string, uid int) {
 	t.Helper()
-	HostGit(t, dir, uid, `set -e; umask 022
+	mustGit(t, dir, uid, `set -e; umask 022
 		git init -q -b main .; echo one >a; echo one >b.t; mkdir d; echo d >d/f; git add .; git commit -qm one; echo two >>a; git commit -qam two
 		git init -q -b main ../library; cd ../library; echo l >l; git add .; git commit -qm l; cd "$OLDPWD"
 		git -c protocol.file.allow=always submodule --quiet add ../library sub; git commit -qm sub; rm -rf ../library; echo not committed >>b.t`)
@@ -34,8 +34,8 @@ func gitEnvironment(home string) []string {
 	}
 }
 
-// HostGit runs a script on the host as the workspace's owner.
-func HostGit(t testing.TB, dir string, uid int, script string) string {
+// mustGit runs a script on the host as the workspace's owner.
+func mustGit(t testing.TB, dir string, uid int, script string) string {
 	t.Helper()
 	out, err := hostGit(t, dir, uid, script)
 	if err != nil {
@@ -69,18 +69,18 @@ var GitModes = map[string]func(*sandbox.Spec){
 // in mode commit.
 func Git(t *testing.T, uid int, mode string, open func(t *testing.T, dir string) sandbox.Sandbox) {
 	needRoot(t)
-	dir := filepath.Join(HostDirectory(t, uid), "workspace")
+	dir := filepath.Join(hostDirectory(t, uid), "workspace")
 	must(t, os.Mkdir(dir, 0o755))
 	must(t, os.Chown(dir, uid, uid))
-	Repository(t, dir, uid)
+	makeRepository(t, dir, uid)
 	s := open(t, dir)
-	before := HostGit(t, dir, uid, "git log --oneline --all; git status --short")
+	before := mustGit(t, dir, uid, "git log --oneline --all; git status --short")
 	if mode == "ro" {
 		gitRead(t, s)
 	} else {
 		gitCommits(t, s)
 	}
-	after := HostGit(t, dir, uid, "git fsck --strict; git log --oneline --all; git status --short")
+	after := mustGit(t, dir, uid, "git fsck --strict; git log --oneline --all; git status --short")
 	if changed := !strings.Contains(after, before); changed != (mode == "commit") {
 		t.Errorf("the host's repository: changed %v:\n%s\n%s", changed, before, after)
 	}
@@ -90,11 +90,11 @@ func Git(t *testing.T, uid int, mode string, open func(t *testing.T, dir string)
 // creates, and checks that commands can't write it.
 func LinkedWorktree(t *testing.T, uid int, open func(t *testing.T, dir string) sandbox.Sandbox) {
 	needRoot(t)
-	base := HostDirectory(t, uid)
+	base := hostDirectory(t, uid)
 	repository, dir := filepath.Join(base, "repository"), filepath.Join(base, "tree")
 	must(t, os.Mkdir(repository, 0o755))
 	must(t, os.Chown(repository, uid, uid))
-	HostGit(t, repository, uid, `set -e; git init -q -b main .; echo one >a; git add .; git commit -qm one; git worktree add -q ../tree -b side; echo more >>../tree/a`)
+	mustGit(t, repository, uid, `set -e; git init -q -b main .; echo one >a; git add .; git commit -qm one; git worktree add -q ../tree -b side; echo more >>../tree/a`)
 	before := Tree(t, repository)
 	s := open(t, dir)
 	out, exit := gitInside(t, s, "set -e; cd /workspace; git status --short; git log --oneline | wc -l; git branch --show-current; git diff | tail -1; git blame a >/dev/null")
@@ -108,7 +108,7 @@ func LinkedWorktree(t *testing.T, uid int, open func(t *testing.T, dir string) s
 	if diff := cmp.Diff(before, Tree(t, repository)); diff != "" {
 		t.Errorf("the repository was changed: %s", diff)
 	}
-	if out := HostGit(t, dir, uid, "git status --short; git branch --show-current"); out != " M a\nside\n" {
+	if out := mustGit(t, dir, uid, "git status --short; git branch --show-current"); out != " M a\nside\n" {
 		t.Errorf("the host's git: %q", out)
 	}
 }
@@ -228,10 +228,10 @@ func Hostile(t *testing.T, uid int, open func(t *testing.T, dir string) sandbox.
 	})
 }
 
-// Controls runs Hostile's sessions on the host. The hostile ones must run the
+// checkControls runs Hostile's sessions on the host. The hostile ones must run the
 // marker; the harmless ones, and no session at all, must not. Otherwise Hostile
 // proves nothing.
-func Controls(t *testing.T, uid int) {
+func checkControls(t *testing.T, uid int) {
 	eachHostile(t, uid, func(t *testing.T, m marker, dir, name, script string) {
 		_, fires := hostile[name]
 		_, _ = hostGit(t, dir, uid, userGit) // only the marker counts
@@ -249,12 +249,12 @@ func Controls(t *testing.T, uid int) {
 
 // eachHostile calls f for each row of the tables with a new repository.
 func eachHostile(t *testing.T, uid int, f func(t *testing.T, m marker, dir, name, script string)) {
-	base := HostDirectory(t, uid)
+	base := hostDirectory(t, uid)
 	m := newMarker(t, base)
 	template := filepath.Join(base, "template")
 	must(t, os.Mkdir(template, 0o755))
 	must(t, os.Chown(template, uid, uid))
-	Repository(t, template, uid)
+	makeRepository(t, template, uid)
 	for _, table := range []map[string]string{hostile, harmless} {
 		for name, script := range table {
 			t.Run(name, func(t *testing.T) {
@@ -272,21 +272,15 @@ func needRoot(t *testing.T) {
 	}
 }
 
-// HostDirectory returns a directory that uid and every other user can enter.
-func HostDirectory(t *testing.T, uid int) string {
+// hostDirectory returns a directory that uid and every other user can enter.
+func hostDirectory(t *testing.T, uid int) string {
 	t.Helper()
 	base := t.TempDir()
-	OpenUp(t, base)
-	must(t, os.Chown(base, uid, uid))
-	return base
-}
-
-// OpenUp lets every user enter the test's directories down to dir.
-func OpenUp(t *testing.T, dir string) {
-	t.Helper()
-	for ; dir != os.TempDir() && strings.HasPrefix(dir, os.TempDir()); dir = filepath.Dir(dir) {
+	for dir := base; dir != os.TempDir() && strings.HasPrefix(dir, os.TempDir()); dir = filepath.Dir(dir) {
 		must(t, os.Chmod(dir, 0o755))
 	}
+	must(t, os.Chown(base, uid, uid))
+	return base
 }
 
 // gitRead checks that a repository can be read and not written.

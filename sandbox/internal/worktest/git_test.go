@@ -11,7 +11,7 @@ func TestControls(t *testing.T) {
 	if uid == 0 {
 		uid = 1000
 	}
-	Controls(t, uid)
+	checkControls(t, uid)
 }
 
 // TestClosedControls is the control of the backends' tests of closed
@@ -21,5 +21,5 @@ func TestClosedControls(t *testing.T) {
 	if uid == 0 {
 		uid = 1000
 	}
-	ClosedControls(t, uid)
+	checkClosedControls(t, uid)
 }
