@@ -3,7 +3,6 @@ package worktest
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -104,8 +103,7 @@ func SeesChange(t *testing.T, c Cell) {
 		if name == "pipe" && c.OwnKernel && !c.SeesPipes {
 			kind = workspace.KindNotFound
 		}
-		_, err := v.ReadFile(t.Context(), name, 0, 0)
-		if e, ok := errors.AsType[*workspace.Error](err); !ok || e.Kind != kind {
+		if _, err := v.ReadFile(t.Context(), name, 0, 0); kindOf(err) != kind {
 			t.Errorf("view of %s: %v", name, err)
 		}
 	}
@@ -155,10 +153,7 @@ func (c Cell) checkUpper(t *testing.T) {
 		want["third"], want["set"], want["set/in"], want["set/made"] = [2]int{ThirdUID, ThirdGID}, [2]int{c.UID, ThirdGID}, [2]int{c.UID, ThirdGID}, [2]int{c.UID, ThirdGID}
 	}
 	for name, ids := range want {
-		var st unix.Stat_t
-		if err := unix.Lstat(filepath.Join(upper, name), &st); err != nil || [2]int{int(st.Uid), int(st.Gid)} != ids {
-			t.Errorf("%s belongs to %d:%d, not %v: %v", name, st.Uid, st.Gid, ids, err)
-		}
+		Owner(t, filepath.Join(upper, name), ids[0], ids[1])
 	}
 	for _, name := range []string{"gone", "moved"} {
 		var st unix.Stat_t

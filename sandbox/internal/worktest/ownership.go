@@ -1,15 +1,18 @@
 package worktest
 
 import (
-	"fmt"
+	"context"
+	"errors"
 	"maps"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -47,14 +50,8 @@ func Ownership(t *testing.T, c Cell) {
 	if c.Thirds {
 		want["third"], want["hidden"], want["group"] = [2]int{ThirdUID, ThirdGID}, [2]int{ThirdUID, ThirdGID}, [2]int{c.UID, ThirdGID}
 	}
-	got := map[string][2]int{}
-	for name := range want {
-		var st unix.Stat_t
-		must(t, unix.Lstat(c.Dir+"/"+name, &st))
-		got[name] = [2]int{int(st.Uid), int(st.Gid)}
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("owners: %s", diff)
+	for name, ids := range want {
+		Owner(t, filepath.Join(c.Dir, name), ids[0], ids[1])
 	}
 	if c.Thirds {
 		if text, err := os.ReadFile(c.Dir + "/third"); err != nil || string(text) != "t\nt2\n" {
@@ -87,7 +84,7 @@ func listRest(t *testing.T, dir string) map[string]string {
 		return false
 	})
 	if len(all) < 10 {
-		t.Fatal(fmt.Errorf("only %d entries are left to compare", len(all)))
+		t.Fatalf("only %d entries are left to compare", len(all))
 	}
 	return all
 }
@@ -96,8 +93,24 @@ func listRest(t *testing.T, dir string) map[string]string {
 func Owner(t *testing.T, path string, uid, gid int) {
 	t.Helper()
 	var st unix.Stat_t
-	must(t, unix.Lstat(path, &st))
-	if int(st.Uid) != uid || int(st.Gid) != gid {
-		t.Errorf("%s belongs to %d:%d, not %d:%d", path, st.Uid, st.Gid, uid, gid)
+	if err := unix.Lstat(path, &st); err != nil || int(st.Uid) != uid || int(st.Gid) != gid {
+		t.Errorf("%s belongs to %d:%d, not %d:%d: %v", path, st.Uid, st.Gid, uid, gid, err)
+	}
+}
+
+// RefusedOwner checks that a backend refuses the owner of a workspace, with an
+// error that contains says, and leaves the workspace alone.
+func RefusedOwner(t *testing.T, b sandbox.Backend, spec sandbox.Spec, says string) {
+	t.Helper()
+	before := Tree(t, spec.Workspace.Path)
+	s, err := b.Create(t.Context(), spec)
+	if err == nil {
+		must(t, s.Destroy(context.WithoutCancel(t.Context())))
+	}
+	if !errors.Is(err, sandbox.ErrInvalid) || !strings.Contains(err.Error(), says) {
+		t.Errorf("%s in mode %q, with new files of the caller %t: %v", spec.Workspace.Path, spec.Workspace.Mode, spec.CallerOwnsFiles, err)
+	}
+	if diff := cmp.Diff(before, Tree(t, spec.Workspace.Path)); diff != "" {
+		t.Errorf("what was refused was changed: %s", diff)
 	}
 }
