@@ -144,10 +144,7 @@ func TestDistantEngine(t *testing.T) {
 	certs := t.TempDir()
 	host := delayingRelay(t, makeCertificates(t, certs), e.Socket(), 25*time.Millisecond)
 	_, image := importImageInto(t, e.Host(), treeTar(t, sandboxtest.WriteOpenTree))
-	base := t.TempDir()
-	b := &bed{state: filepath.Join(base, "state"), workspace: filepath.Join(base, "workspace")}
-	must(t, os.MkdirAll(b.state, 0o700))
-	must(t, os.Mkdir(b.workspace, 0o755))
+	b := makeBed(t)
 	t.Setenv("DOCKER_HOST", host)
 	t.Setenv("DOCKER_TLS_VERIFY", "1")
 	b.backend = b.open(t, Options{})

@@ -28,11 +28,8 @@ type fakeBed struct {
 
 func newFakeBed(t *testing.T) *fakeBed {
 	t.Helper()
-	base := t.TempDir()
-	b := &fakeBed{bed: &bed{state: filepath.Join(base, "state"), workspace: filepath.Join(base, "workspace")}, engine: newFakeEngine(t)}
-	must(t, os.MkdirAll(b.state, 0o700))
-	must(t, os.Mkdir(b.workspace, 0o755))
-	guest := filepath.Join(base, "guest")
+	b := &fakeBed{bed: makeBed(t), engine: newFakeEngine(t)}
+	guest := filepath.Join(t.TempDir(), "guest")
 	must(t, os.WriteFile(guest, []byte("#!/bin/false\n"), 0o755))
 	must(t, os.Chmod(guest, 0o755))
 	backend, err := New(Options{Host: "unix://" + b.engine.socket, GuestPath: guest, StateDir: b.state, Logger: zaptest.NewLogger(t)})

@@ -75,10 +75,7 @@ func (b *bed) create(t testing.TB, spec sandbox.Spec) sandbox.Sandbox {
 // An engine on another machine isn't asked to mount an overlay of this one's
 // directories.
 func TestOverlayOfARemoteEngine(t *testing.T) {
-	base := t.TempDir()
-	b := &bed{state: filepath.Join(base, "state"), workspace: filepath.Join(base, "workspace")}
-	must(t, os.MkdirAll(b.state, 0o700))
-	must(t, os.Mkdir(b.workspace, 0o755))
+	b := makeBed(t)
 	b.backend = b.open(t, Options{Host: "tcp://127.0.0.1:1"})
 	spec := b.spec(t, newSession())
 	b.overlaid(t, &spec)
@@ -90,10 +87,7 @@ func TestOverlayOfARemoteEngine(t *testing.T) {
 // An engine on another machine can't see the files that egress needs. A sandbox
 // that needs them is refused.
 func TestEgressOfARemoteEngine(t *testing.T) {
-	base := t.TempDir()
-	b := &bed{state: filepath.Join(base, "state"), workspace: filepath.Join(base, "workspace")}
-	must(t, os.MkdirAll(b.state, 0o700))
-	must(t, os.Mkdir(b.workspace, 0o755))
+	b := makeBed(t)
 	b.backend = b.open(t, Options{Host: "tcp://127.0.0.1:1"})
 	server := httptest.NewTLSServer(nil)
 	t.Cleanup(server.Close)

@@ -23,6 +23,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 	"github.com/caisson-run/caisson/sandbox/sandboxtest"
+	"github.com/caisson-run/caisson/sandbox/sandboxtest/privateengine"
 )
 
 // ownerHelper makes the test binary a Caisson that starts a container and waits
@@ -83,17 +84,33 @@ type bed struct {
 	backend          *Backend
 }
 
-func newBed(t testing.TB, uid int) *bed {
+// makeBed makes a bed without a backend.
+func makeBed(t testing.TB) *bed {
 	t.Helper()
-	needEngine(t)
 	base := t.TempDir()
 	b := &bed{state: filepath.Join(base, "state"), workspace: filepath.Join(base, "workspace")}
 	must(t, os.MkdirAll(b.state, 0o700))
 	must(t, os.Mkdir(b.workspace, 0o755))
+	return b
+}
+
+func newBed(t testing.TB, uid int) *bed {
+	t.Helper()
+	needEngine(t)
+	b := makeBed(t)
 	if uid != os.Geteuid() {
 		must(t, os.Chown(b.workspace, uid, uid))
 	}
 	b.backend = b.open(t, Options{})
+	return b
+}
+
+// privateBed makes a bed with an engine of the test.
+func privateBed(t *testing.T, e *privateengine.Engine, o Options) *bed {
+	t.Helper()
+	b := makeBed(t)
+	o.Host = e.Host()
+	b.backend = b.open(t, o)
 	return b
 }
 
