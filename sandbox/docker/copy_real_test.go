@@ -15,17 +15,6 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// copied makes a spec's workspace a copy that keeps its changes in layers.
-func (b *bed) copied(t testing.TB, spec *sandbox.Spec) *overlay.Layers {
-	t.Helper()
-	spec.Workspace.Mode, spec.Workspace.Layers = sandbox.ModeCopy, filepath.Join(b.state, "layers")
-	layers, err := overlay.Create(spec.Workspace.Layers, overlay.CreateOptions{Session: spec.Session, Path: b.workspace, Workspace: spec.Workspace.Dir})
-	must(t, err)
-	t.Cleanup(func() { must(t, layers.Close()) })
-	must(t, layers.Record(t.Context(), spec.Workspace.Dir))
-	return layers
-}
-
 const copyScript = `set -e; echo new >made; echo more >>keep/deep/f; rm -r gone; rm -r opaque; mkdir opaque; echo y >opaque/fresh
 	mv moved elsewhere; chmod 600 readonly; ln -sfn made link; mkfifo pipe; echo two >>linked; [ ! -e fifo ]; [ ! -e .caisson ]; id -u`
 
@@ -101,7 +90,7 @@ func TestCopy(t *testing.T) {
 	worktest.Furnish(t, b.workspace, 0, 0)
 	worktest.Run(t, b.workspace, "mkdir .caisson; echo x >.caisson/config.yaml; rm third hidden group")
 	spec := b.spec(t, newSession())
-	layers := b.copied(t, &spec)
+	layers := worktest.CreateLayers(t, &spec, sandbox.ModeCopy, b.state)
 	small := spec
 	small.Workspace.CopyBytes = 1 << 20
 	if sb, err := b.backend.Create(t.Context(), small); !errors.Is(err, sandbox.ErrInvalid) || !strings.Contains(err.Error(), `"big"`) || sb != nil {
@@ -123,7 +112,7 @@ func TestCopyHostile(t *testing.T) {
 	needEngine(t)
 	b := newBed(t, 0)
 	spec := b.spec(t, newSession())
-	layers := b.copied(t, &spec)
+	layers := worktest.CreateLayers(t, &spec, sandbox.ModeCopy, b.state)
 	sb := b.create(t, spec)
 	if out, exit := shell(t, sb, hostileScript); !exit.Status.Success() {
 		t.Fatalf("%v: %q", exit.Status, out)

@@ -22,6 +22,7 @@ import (
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/worktest"
 	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 	"github.com/caisson-run/caisson/sandbox/sandboxtest/privateengine"
 	"github.com/caisson-run/caisson/tools/workspace"
@@ -171,7 +172,7 @@ func TestDistantEngine(t *testing.T) {
 	if _, err := b.backend.Create(t.Context(), overlaid); !errors.Is(err, sandbox.ErrUnsupported) || !strings.Contains(err.Error(), "mode copy") {
 		t.Errorf("an overlay: %v", err)
 	}
-	layers := b.copied(t, &spec)
+	layers := worktest.CreateLayers(t, &spec, sandbox.ModeCopy, b.state)
 	began := time.Now()
 	sb := b.create(t, spec)
 	t.Logf("started with 50 MB after %v", time.Since(began))

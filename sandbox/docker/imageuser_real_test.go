@@ -12,6 +12,7 @@ import (
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/worktest"
 	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 	"github.com/caisson-run/caisson/sandbox/sandboxtest/privateengine"
 )
@@ -50,7 +51,7 @@ func TestImageUserKeepsChanges(t *testing.T) {
 					session := newSession()
 					spec := b.spec(t, session)
 					spec.User, spec.Image = sandbox.UserImage, images.Reference{Scheme: images.SchemeName, Value: name}
-					layers := b.copied(t, &spec)
+					layers := worktest.CreateLayers(t, &spec, sandbox.ModeCopy, b.state)
 					spec.Workspace.Mode = mode
 					sb, err := b.backend.Create(t.Context(), spec)
 					must(t, err)

@@ -103,7 +103,7 @@ func TestMember(t *testing.T) {
 		b := newBed(t, memberID)
 		worktest.Run(t, b.workspace, "mkdir -p keep/deep gone opaque/in moved/sub; echo kept >keep/deep/f; echo x >gone/f; echo x >opaque/in/f; echo m >moved/sub/f; echo one >linked; ln linked linked2; ln -s a link; echo ro >readonly; chmod 444 readonly")
 		spec := b.spec(t, newSession())
-		layers := b.copied(t, &spec)
+		layers := worktest.CreateLayers(t, &spec, sandbox.ModeCopy, b.state)
 		sb := b.create(t, spec)
 		if out, exit := shell(t, sb, "cd /workspace; "+copyScript); !exit.Status.Success() {
 			t.Fatalf("%v: %q", exit.Status, out)

@@ -193,7 +193,7 @@ func frozenLayers(t *testing.T, k Kind) {
 	worktest.Run(t, b.workspace, "mkdir gone keep; echo x >gone/f; echo k >keep/f; echo k >keep/g")
 	worktest.Unchanged(t, b.workspace)
 	spec := b.spec(t, "ses_frozen1")
-	layers := b.layered(t, &spec, sandbox.ModeOverlay)
+	layers := worktest.CreateLayers(t, &spec, sandbox.ModeOverlay, b.state)
 	sb := b.start(t, spec)
 	if out, _ := worktest.Shell(t, sb, "cd /workspace; rm -r gone keep/f; echo n >new; echo g >>keep/g; ls . keep"); out != ".:\nkeep\nnew\n\nkeep:\ng\n" {
 		t.Errorf("%q", out)
@@ -222,7 +222,7 @@ func userCopy(t *testing.T, k Kind, isolation sandbox.Isolation) {
 	worktest.Run(t, b.workspace, "mkdir gone keep; echo x >gone/f; echo k >keep/f; echo a >a")
 	worktest.Unchanged(t, b.workspace)
 	spec := b.spec(t, "ses_copy")
-	layers := b.layered(t, &spec, sandbox.ModeCopy)
+	layers := worktest.CreateLayers(t, &spec, sandbox.ModeCopy, b.state)
 	sb := b.start(t, spec)
 	if _, exit := worktest.Shell(t, sb, "cd /workspace; set -e; rm -r gone; rm keep/f; echo b >>a; echo n >new"); !exit.Status.Success() {
 		t.Error(exit.Status)
@@ -233,17 +233,6 @@ func userCopy(t *testing.T, k Kind, isolation sandbox.Isolation) {
 	if got, _ := changesOf(t, layers, spec.Workspace.Dir); got != want {
 		t.Errorf("%s", got)
 	}
-}
-
-// layered makes the layers of a session as runner does.
-func (b *bed) layered(t testing.TB, spec *sandbox.Spec, mode sandbox.WorkspaceMode) *overlay.Layers {
-	t.Helper()
-	spec.Workspace.Mode, spec.Workspace.Layers = mode, filepath.Join(b.state, "layers")
-	layers, err := overlay.Create(spec.Workspace.Layers, overlay.CreateOptions{Session: spec.Session, Path: b.workspace, Workspace: spec.Workspace.Dir})
-	must(t, err)
-	t.Cleanup(func() { must(t, layers.Close()) })
-	must(t, layers.Record(t.Context(), spec.Workspace.Dir))
-	return layers
 }
 
 // changesOf returns a line for each change, and their diff.
@@ -277,7 +266,7 @@ func sameChanges(t *testing.T, k Kind) {
 		worktest.Run(t, b.workspace, "mkdir -p closed sub/tree/x sub/other; echo c >closed/f; echo g >closed/g; echo x >sub/tree/x/y; echo o >sub/other/o; chmod 555 closed; mkdir -p closed2/in; echo c >closed2/in/f; chmod 555 closed2/in closed2")
 		before := worktest.Tree(t, b.workspace)
 		spec := b.spec(t, fmt.Sprintf("ses_same%d", i))
-		layers := b.layered(t, &spec, sandbox.ModeOverlay)
+		layers := worktest.CreateLayers(t, &spec, sandbox.ModeOverlay, b.state)
 		sb := b.start(t, spec)
 		if out, exit := worktest.Shell(t, sb, varied); !exit.Status.Success() {
 			t.Errorf("%s: %v %s", isolation, exit.Status, out)

@@ -8,6 +8,9 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
 // Ids of files that belong to neither the workspace's owner nor commands.
@@ -43,6 +46,19 @@ func Run(t testing.TB, dir, script string) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
+}
+
+// CreateLayers makes the layers of a session below the state directory, as a
+// runner does, and puts them into the session's spec.
+func CreateLayers(t testing.TB, spec *sandbox.Spec, mode sandbox.WorkspaceMode, state string) *overlay.Layers {
+	t.Helper()
+	w := &spec.Workspace
+	w.Mode, w.Layers = mode, filepath.Join(state, "layers")
+	layers, err := overlay.Create(w.Layers, overlay.CreateOptions{Session: spec.Session, Path: w.Path, Workspace: w.Dir})
+	must(t, err)
+	t.Cleanup(func() { must(t, layers.Close()) })
+	must(t, layers.Record(t.Context(), w.Dir))
+	return layers
 }
 
 // MakeLayers makes the layers of an overlay as package sandbox/overlay does.
