@@ -259,10 +259,6 @@ func (e *env) runNaive(ctx context.Context, args ...string) (string, error) {
 
 // naiveAs is runNaive for any program, and as another user if user is not nil.
 func naiveAs(ctx context.Context, e *env, user *syscall.Credential, program string, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, program, args...)
-	cmd.Dir = e.base
-	var out, errOut bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errOut
 	attr := &syscall.SysProcAttr{Setsid: true, Credential: user}
 	if !e.target.Contained {
 		attr.Cloneflags = syscall.CLONE_NEWNS | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC | syscall.CLONE_NEWNET | syscall.CLONE_NEWPID
@@ -272,21 +268,23 @@ func naiveAs(ctx context.Context, e *env, user *syscall.Credential, program stri
 		attr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}}
 		attr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}}
 	}
-	cmd.SysProcAttr = attr
+	return runOnHost(ctx, e, attr, program, args...)
+}
+
+// runPlain is runNaive in the host's own namespaces.
+func (e *env) runPlain(ctx context.Context, args ...string) (string, error) {
+	return runOnHost(ctx, e, nil, e.target.Probe, args...)
+}
+
+func runOnHost(ctx context.Context, e *env, attr *syscall.SysProcAttr, program string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Dir, cmd.SysProcAttr = e.base, attr
+	var out, errOut bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errOut
 	if err := cmd.Run(); err != nil {
 		return "", fmt.Errorf("positive control: %q on the host: %w: %s", args, err, errOut.String())
 	}
 	return out.String(), nil
-}
-
-func (e *env) runPlain(ctx context.Context, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, e.target.Probe, args...)
-	cmd.Dir = e.base
-	out, err := cmd.Output()
-	if err != nil {
-		return "", fmt.Errorf("positive control: %q on the host: %w", args, err)
-	}
-	return string(out), nil
 }
 
 // control returns the error of a positive control. In a container, in which the
