@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/overlay"
@@ -120,8 +119,11 @@ func checkTarget(ctx context.Context, e *env) (err error) {
 		if err != nil {
 			return err
 		}
-		if r.out != want || !slices.Contains(strings.Split(env.out, "\x00"), "PWD="+want) {
-			return fmt.Errorf("cwd with dir %q is %q, and PWD may be another; want %q", dir, r.out, want)
+		if r.out != want {
+			return fmt.Errorf("cwd with dir %q is %q, want %q", dir, r.out, want)
+		}
+		if err := containsVariables(env.out, "PWD="+want); err != nil {
+			return fmt.Errorf("with dir %q: %w", dir, err)
 		}
 	}
 	for _, dir := range []string{sandbox.WorkspaceDir, "/srv", other.mountPoint + "s"} {
@@ -160,7 +162,7 @@ func wantKind(err error, kinds ...workspace.Kind) error {
 func checkDeleteMkdirRename(ctx context.Context, e *env) error {
 	for _, op := range []workspace.Op{
 		{Kind: workspace.OpMkdir, Path: "d/e"},
-		{Kind: workspace.OpWrite, Path: "d/e/f", Content: []byte("x")},
+		writeOp("d/e/f"),
 		{Kind: workspace.OpRename, Path: "d/e/f", To: "d/g"},
 	} {
 		if _, err := e.sb.Apply(ctx, op); err != nil {
@@ -203,7 +205,7 @@ func checkApplyEscapes(ctx context.Context, e *env) error {
 	for _, path := range []string{
 		"../out", "a/../../out", "/etc/out", "esc/tmp/out", "tmplink/out", "up/out", "esc", "tmplink", "", ".", "a\x00b",
 	} {
-		_, err := e.sb.Apply(ctx, workspace.Op{Kind: workspace.OpWrite, Path: path, Content: []byte("x")})
+		_, err := e.sb.Apply(ctx, writeOp(path))
 		if err := wantKind(err, workspace.KindEscape, workspace.KindInvalid, workspace.KindIsDir, workspace.KindNotRegular); err != nil {
 			return fmt.Errorf("write to %q: %w", path, err)
 		}
@@ -218,7 +220,7 @@ func checkOwnership(ctx context.Context, e *env) error {
 	if _, err := e.expectOutput(ctx, "touch", "by-command"); err != nil {
 		return err
 	}
-	if _, err := e.sb.Apply(ctx, workspace.Op{Kind: workspace.OpWrite, Path: "own/by-apply", Content: []byte("x")}); err != nil {
+	if _, err := e.sb.Apply(ctx, writeOp("own/by-apply")); err != nil {
 		return err
 	}
 	want, err := ownerOf(e.workspace)
@@ -382,11 +384,11 @@ func changeCopy(ctx context.Context, e *env) error {
 		{Kind: workspace.OpWrite, Path: "changed", Content: []byte("changed")},
 		{Kind: workspace.OpDelete, Path: "gone"},
 		{Kind: workspace.OpDelete, Path: "opaque", Recursive: true},
-		{Kind: workspace.OpWrite, Path: "opaque/new", Content: []byte("x")},
+		writeOp("opaque/new"),
 		{Kind: workspace.OpRename, Path: "moved", To: "elsewhere"},
 		{Kind: workspace.OpChmod, Path: "shut", Mode: 0o711},
 		{Kind: workspace.OpDelete, Path: "tolink", Recursive: true},
-		{Kind: workspace.OpWrite, Path: "kept/new", Content: []byte("x")},
+		writeOp("kept/new"),
 	} {
 		if _, err := e.sb.Apply(ctx, op); err != nil {
 			return fmt.Errorf("%s %s: %w", op.Kind, op.Path, err)

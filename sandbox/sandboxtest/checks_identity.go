@@ -232,11 +232,8 @@ func checkIdentityFiles(ctx context.Context, e *env) error {
 	if err != nil {
 		return err
 	}
-	env := strings.Split(r.out, "\x00")
-	for _, v := range []string{"HOME=" + sandbox.IdentityHome(1), "TMPDIR=" + sandbox.IdentityTmp(1), "PWD=" + sandbox.IdentityHome(1)} {
-		if !slices.Contains(env, v) {
-			return fmt.Errorf("identity 1 has no %s in %q", v, env)
-		}
+	if err := containsVariables(r.out, "HOME="+sandbox.IdentityHome(1), "TMPDIR="+sandbox.IdentityTmp(1), "PWD="+sandbox.IdentityHome(1)); err != nil {
+		return fmt.Errorf("identity 1: %w", err)
 	}
 	if r, err = e.runAs(ctx, 1, "touch", sandbox.IdentityTmp(1)+"/made"); err == nil && !r.Status.Success() {
 		err = fmt.Errorf("identity 1 can't write its TMPDIR: %q", r.errOut)

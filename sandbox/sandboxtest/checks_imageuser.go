@@ -95,9 +95,15 @@ func expectVariables(ctx context.Context, e *env, want ...string) error {
 	if err != nil {
 		return err
 	}
+	return containsVariables(out, want...)
+}
+
+// containsVariables asserts that the verb env printed these variables.
+func containsVariables(out string, want ...string) error {
+	have := strings.Split(out, "\x00")
 	for _, v := range want {
-		if !slices.Contains(strings.Split(out, "\x00"), v) {
-			return fmt.Errorf("the environment lacks %s: %q", v, out)
+		if !slices.Contains(have, v) {
+			return fmt.Errorf("the environment lacks %s: %q", v, have)
 		}
 	}
 	return nil
