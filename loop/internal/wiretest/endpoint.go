@@ -252,7 +252,7 @@ func (d *Dispatcher) Round(_ context.Context, calls []tools.Call) ([]tools.Resul
 	return out, nil
 }
 
-// CheckRead checks what reading any answer must give: an error has a message of bounded
+// CheckRead checks the result of reading any answer. An error has a message of bounded
 // length and comes without an answer. If wantDeltas is set, the deltas have the
 // answer's text.
 func CheckRead(t *testing.T, resp loop.Response, err error, deltas string, wantDeltas bool) {

@@ -16,9 +16,9 @@ import (
 	"github.com/caisson-run/caisson/loop"
 )
 
-// TestSlow checks models with a slow server. With short timeouts the turn ends with a
-// typed failure; with long ones it ends as soon as it is cancelled. No call runs from
-// an incomplete answer: answer has one, in pieces.
+// TestSlow checks models with a slow server. With short timeouts, the turn ends with a
+// typed failure. With long ones, it ends as soon as it is cancelled. The server sends
+// answer, which has a call, in pieces. The call must not run before answer is complete.
 func TestSlow(t *testing.T, a Adapter, mediaType, answer string) {
 	// write reads a request's head, writes the parts with a pause after each, and
 	// leaves the connection open.

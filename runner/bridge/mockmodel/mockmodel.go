@@ -34,11 +34,11 @@ type Step struct {
 	// answer.
 	Usage   *limits.Usage
 	NoUsage bool
-	// Truncated reports the bound on output as the reason for the answer's end.
+	// Truncated makes the limit on output the reason for the answer's end.
 	Truncated bool
 
-	// Status is that of a refusal, 0 for an answer. Header is added to either, and
-	// Message is the refusal's.
+	// Status, unless it is 0, makes the step a refusal with this status and Message.
+	// Header is added to answers and refusals.
 	Status  int
 	Header  http.Header
 	Message string
@@ -46,8 +46,8 @@ type Step struct {
 	// Pause is the time before each piece of a stream, and before a whole answer.
 	Pause time.Duration
 	// Endless repeats Text until the client has gone, with a number before each, since
-	// some agents end an answer that repeats itself. Broken ends a stream before its end
-	// is told.
+	// some agents end an answer that repeats itself. Broken cuts a stream off before its
+	// last events.
 	Endless, Broken bool
 }
 
@@ -89,7 +89,7 @@ func (m *Model) Requests() []Request {
 // pieceBytes is the length of a piece of text in a stream.
 const pieceBytes = 24
 
-// asked is what the answer depends on.
+// asked has the fields of a request on which the answer depends.
 type asked struct {
 	Model         string            `json:"model"`
 	Stream        bool              `json:"stream"`
@@ -176,12 +176,13 @@ type answer struct {
 	asked asked
 	size  int64 // of the request's body
 	sent  int64 // bytes of text and arguments
-	// begun tells that the stream's header was sent; gone that the client left.
+	// begun is true once the stream's header was sent, gone once the client has left.
 	begun, gone bool
 	sequence    int
 }
 
-// created is the time of all answers, so that the same request has the same answer.
+// created is the time in every answer. It is fixed, so that the same request gets the
+// same answer.
 const created = 1_764_547_200
 
 func (a *answer) play(path string, write func()) {
@@ -196,7 +197,7 @@ func (a *answer) play(path string, write func()) {
 	write()
 }
 
-// refuse writes an error in the dialect that belongs to a path.
+// refuse writes an error in the protocol of a path.
 func (a *answer) refuse(path string, status int, message string) {
 	var body object
 	switch {
@@ -249,7 +250,7 @@ func (a *answer) sendRaw(contentType, text string) {
 	_ = http.NewResponseController(a.w).Flush() // the next write shows the failure
 }
 
-// send sends an event, without a name if that is "".
+// send sends an event. It has no name if name is empty.
 func (a *answer) send(name string, v any) {
 	prefix := ""
 	if name != "" {

@@ -31,19 +31,19 @@ type Backend struct {
 	OnCreate  func(ctx context.Context, number int) error
 	OnStart   func(ctx context.Context, cmd sandbox.Command) error
 	OnCreated func(*Sandbox)
-	// OnApply runs instead of a change, which calling do makes.
+	// OnApply runs instead of a change of files. It calls do to make the change.
 	OnApply func(b *Sandbox, op workspace.Op, do func() (workspace.Change, error)) (workspace.Change, error)
-	// OnCollect runs instead of a collection, which calling do makes.
+	// OnCollect runs instead of a collection. It calls do to collect.
 	OnCollect func(b *Sandbox, do func() error) error
-	// Lost lists the attestation's lost protections. Unkillable has the number of processes
-	// that survive a script.
-	Lost []string
-	// Identities is the attestation's; zero is all.
+	// Lost lists the lost protections that sandboxes attest, and Identities is the number of
+	// identities that they attest; zero means all.
+	Lost       []string
 	Identities int
+	// Unkillable maps a script to the number of its processes that survive it.
 	Unkillable map[string]int
 	DestroyErr error
-	// Scripts are the commands by their last argument. Other runs the others; if it is nil,
-	// they exit with 127.
+	// Scripts maps a command's last argument to its script. Other runs all other commands; if
+	// it is nil, they exit with 127.
 	Scripts map[string]Script
 	Other   Script
 

@@ -40,8 +40,8 @@ var CanaryAddrs = []string{
 func InNamespace() bool { return os.Getenv(inNamespace) != "" }
 
 // Run runs the calling test again in a child process in the namespace, with further
-// variables. So many subtests have to pass there. Without the rights for a
-// namespace, the test is skipped, or fails if REQUIRE_BACKENDS is set.
+// variables. Exactly this number of subtests must pass there. If this process may not
+// make a namespace, the test is skipped, or fails if REQUIRE_BACKENDS is set.
 func Run(t *testing.T, subtests int, env ...string) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=15m")
