@@ -20,7 +20,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/sandboxtest/internal/probing"
 )
 
-// Checks that others name too.
+// Names of checks that faults name, too.
 const (
 	egressConns     = "connections of programs reach their handler"
 	egressOver      = "a command's connections end with it"

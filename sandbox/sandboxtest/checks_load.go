@@ -153,10 +153,10 @@ func checkForksRecover(ctx context.Context, e *env) error {
 	return fmt.Errorf("first %d processes could be started, then at least 6 fewer; limit 64", first)
 }
 
-// checkUnheldMemory fills memory that belongs to no process, so that killing
-// frees none, if the memory limit is the smaller one. The writer gets an error,
-// and everything else continues. gVisor's own kernel may need the rest; then
-// the loss is typed.
+// checkUnheldMemory fills memory that belongs to no process, so that killing one
+// frees nothing. The memory limit is below the size of /tmp. The writer gets an
+// error, and everything else continues. gVisor's own kernel may need the rest of
+// the memory; then the loss names the limit.
 func checkUnheldMemory(ctx context.Context, e *env) error {
 	if e.target.LimitsUnenforced {
 		return attestsLoss(e, "memory")

@@ -82,7 +82,8 @@ func checkMounts(ctx context.Context, e *env) error {
 	return errors.Join(wrong...)
 }
 
-// sameMount asserts how a mount other than our tmpfs may be.
+// sameMount asserts that a mount other than our tmpfs is planned, and has the
+// planned options.
 func sameMount(e *env, m mountLine) error {
 	kinds, kernel := kernelMounts[m.point]
 	switch {

@@ -148,8 +148,8 @@ func noSetID(e *env) error {
 	})
 }
 
-// What programs do. Each script exits with 0 only if all of it worked without a
-// refused bit; the forbidden one tries such a bit.
+// Scripts that run programs. Each exits with 0 only if every step worked, and sets
+// no bit that is refused. The forbidden ones set such a bit.
 const (
 	tarScript = `tar --no-same-owner -xf plain.tar && tar --no-same-owner -xpf plain.tar && test $(stat -c %a d/exe) = 755 && test $(stat -c %a d/data) = 640 &&
 test $(stat -c %a d/shared) = 2775 && test "$(cat d/link)" = data`

@@ -237,7 +237,7 @@ func checkFilesOfRoot(ctx context.Context, e *env, dir string) error {
 	if strings.Contains(out+written, foreignFile) {
 		wrong = errors.Join(wrong, errors.New("a file of root's of the host is open inside"))
 	}
-	// Whomever root gave it to.
+	// The owner on the host must be right whomever root gives the file to.
 	if _, err := e.expectOutput(ctx, "chown-all", "made-by-root", foreignFile); err != nil {
 		return err
 	}

@@ -152,7 +152,7 @@ func (e *env) newSpec(change func(*limits.Resources)) (sandbox.Spec, error) {
 	return spec, nil
 }
 
-// frozenFile is in a frozen layer of an overlay or a copy, and in no directory of it.
+// frozenFile is a file that only a frozen layer of an overlay or a copy has.
 const frozenFile = "in-a-frozen-layer"
 
 // freezeFile makes a frozen layer with a file below the upper layer.
@@ -260,7 +260,8 @@ func (e *env) run(ctx context.Context, cmd sandbox.Command) (result, error) {
 // loss: grace period, kill and proof, on a slow machine.
 const stuckTime = 15 * time.Second
 
-// waitProcess waits for a process, but not if it outlives its context.
+// waitProcess waits for a process. It fails if the process outlives ctx by
+// stuckTime.
 func waitProcess(ctx context.Context, p sandbox.Process) (sandbox.Exit, error) {
 	type answer struct {
 		exit sandbox.Exit

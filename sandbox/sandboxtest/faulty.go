@@ -54,7 +54,7 @@ const foundWithin = 2 * time.Minute
 // RunFaults shows that the checks of [Run] can fail. It adds one fault after
 // another to the backend, which must pass without it, and requires that the
 // fault's checks find it. With names of checks, it adds only the faults that
-// one of them must find. In a sample it adds half of the faults, and one check looks for
+// one of them must find. In a sample, it adds half of the faults and runs one check for
 // each.
 func RunFaults(t *testing.T, target Target, only ...string) {
 	t.Helper()

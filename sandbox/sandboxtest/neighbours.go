@@ -287,8 +287,9 @@ func runOnHost(ctx context.Context, e *env, attr *syscall.SysProcAttr, program s
 	return out.String(), nil
 }
 
-// control returns the error of a positive control. In a container, in which the
-// control can't be shown, the rest of the check must have passed.
+// control returns the error of a positive control. In a container, where the
+// control may be impossible, the error skips the check: call it when the rest of
+// the check has passed.
 func (e *env) control(err error) error {
 	if err != nil && e.target.Contained {
 		return skipError("the rest holds, but " + err.Error())

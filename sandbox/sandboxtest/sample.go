@@ -18,7 +18,8 @@ func Sampled[T any](t testing.TB, points ...T) []T {
 	return points[i : i+1]
 }
 
-// isSampled reports whether one of n in a sample, and all otherwise, includes this name.
+// isSampled reports whether a name belongs to the sample, which has one of n names. Without
+// SAMPLE, every name belongs to it.
 func isSampled(name string, n int) bool { return os.Getenv("SAMPLE") == "" || choose(name, n) == 0 }
 
 // choose chooses one of n numbers by a name.

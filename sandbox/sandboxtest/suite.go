@@ -29,8 +29,8 @@ type Target struct {
 	// WritableImage is an image with the tree of [WriteOpenTree], for a
 	// writable root. Without it those checks are left out.
 	WritableImage images.Reference
-	// ImageDigest returns a digest of its files on the host; nil if they can't
-	// be read.
+	// ImageDigest returns a digest of WritableImage's files on the host. It is nil
+	// if they can't be read.
 	ImageDigest func() (string, error)
 	// UserImage returns an image with the tree of [WriteUserTree] and this
 	// USER. If it is nil, the checks of an image's user are left out.
@@ -68,7 +68,7 @@ type Target struct {
 	HostProcess func(ctx context.Context, sb sandbox.Sandbox) (pid int, err error)
 	// Contained reports that this process is as restricted as commands, in a
 	// container without capabilities. Positive controls then run in its own
-	// namespaces, and a check is skipped if all of it holds but its control.
+	// namespaces, and a check is skipped if only its control fails.
 	Contained bool
 	// Brief reduces repetitions, for a second run of a backend with another
 	// user or runtime.

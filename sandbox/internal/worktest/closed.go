@@ -16,8 +16,8 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// closed are directories whose modes keep a repository that a command made in
-// the last of them from being renamed, or found.
+// closed has rows of directories. A command makes a repository in the last one of
+// a row. The modes keep the repository from being renamed or found.
 var closed = map[string][]closedDirectory{
 	"0555 parent": {{"new", 0o555}},
 	"0311 parent": {{"new", 0o311}},

@@ -162,8 +162,8 @@ var hostile = map[string]string{
 	"hooks renamed over":   `mv .git/hooks .git/h2; mkdir -p .git/hooks; cp "$M" .git/hooks/post-index-change; touch a`,
 }
 
-// harmless are sessions after which a host's git executes nothing anyway, and
-// must not begin to.
+// harmless are sessions that don't make the host's git execute anything, protected
+// or not.
 var harmless = map[string]string{
 	"driver that the config lacks":   `echo '* filter=absent diff=absent merge=absent' >.gitattributes; echo x >>a`,
 	"alternates":                     `mkdir -p evil/info evil/pack; echo ../../evil >.git/objects/info/alternates || true`,

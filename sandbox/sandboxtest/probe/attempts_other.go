@@ -2,5 +2,5 @@
 
 package main
 
-// processorCalls are none: this processor has one way into the kernel.
+// processorCalls returns nothing: this processor has only one way into the kernel.
 func processorCalls() map[string]func() error { return nil }

@@ -160,9 +160,10 @@ func measureEgress(what, addr string, n int) (time.Duration, error) {
 	return time.Since(began), err
 }
 
-// repeatEgress makes one connection after another. Of those that hold, one in
-// fifty reads nothing and one reads slowly, for ever; the others last a second.
-// Of the rest, half are half-closed and read to the end, and half are reset.
+// repeatEgress makes one connection after another. With "hold", one in fifty
+// reads nothing and one in fifty reads slowly, both for ever; the others last a
+// second. Of the connections that end, half are half-closed and read to the end,
+// and half are reset.
 func repeatEgress(what, addr string, i int) {
 	if what == "hold" && i%50 < 2 {
 		c, err := openEgress(addr, 'd')

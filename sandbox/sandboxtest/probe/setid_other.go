@@ -2,5 +2,5 @@
 
 package main
 
-// setIDHere are attempts by calls that only this processor has: none.
+// setIDHere returns nothing: this processor has no calls that others lack.
 func setIDHere() map[string]func(path string) error { return nil }

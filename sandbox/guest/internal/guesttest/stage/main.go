@@ -1,6 +1,5 @@
 // Command stage turns a process in new namespaces into a small container and
-// becomes the guest in it. It tests the guest without a container runtime, and
-// is none.
+// becomes the guest in it, so that tests of the guest need no container runtime.
 package main
 
 import (
