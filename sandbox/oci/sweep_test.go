@@ -88,10 +88,7 @@ func TestKilledOwnerOfAnOverlay(t *testing.T) {
 		worktest.Unchanged(t, b.workspace)
 		layers := filepath.Join(b.state, "layers")
 		worktest.MakeLayers(t, layers, b.workspace)
-		pid, kill := b.startOwner(t)
-		container, err := openProcess(pid)
-		must(t, err)
-		defer container.close()
+		container, kill := b.startOwner(t)
 		for !exists(filepath.Join(layers, "upper", "begun")) {
 			time.Sleep(10 * time.Millisecond) // another process's file
 		}
@@ -104,7 +101,7 @@ func TestKilledOwnerOfAnOverlay(t *testing.T) {
 		if !container.waitFor(time.Minute) {
 			t.Fatal("the container outlives its owner")
 		}
-		_, err = b.backend.Sweep(t.Context())
+		_, err := b.backend.Sweep(t.Context())
 		must(t, err)
 		// The kernel's directory, which an ordinary user can't look into.
 		work := filepath.Join(layers, "work", "work")
@@ -132,10 +129,7 @@ func TestKilledOwnerOfARoot(t *testing.T) {
 		must(t, sandboxtest.WriteOpenTree(root))
 		before, err := host.Directory(t.Context(), root)
 		must(t, err)
-		pid, kill := b.startOwner(t)
-		container, err := openProcess(pid)
-		must(t, err)
-		defer container.close()
+		container, kill := b.startOwner(t)
 		for !exists(filepath.Join(b.workspace, "begun")) {
 			time.Sleep(10 * time.Millisecond) // another process's file
 		}
@@ -165,10 +159,7 @@ func TestKilledOwner(t *testing.T) {
 	both(t, func(t *testing.T, k Kind) {
 		b := newBed(t, k, os.Geteuid())
 		living := b.start(t, b.spec(t, "ses_living"))
-		pid, kill := b.startOwner(t)
-		container, err := openProcess(pid)
-		must(t, err)
-		defer container.close()
+		container, kill := b.startOwner(t)
 
 		if left, err := b.backend.Sweep(t.Context()); err != nil || len(left) != 0 {
 			t.Errorf("sweep while the owner lives: %v, %v", left, err)
@@ -199,9 +190,9 @@ func TestKilledOwner(t *testing.T) {
 	})
 }
 
-// startOwner starts another Caisson with a sandbox. It returns the PID of the
-// container's process, and a function that kills the owner and waits.
-func (b *bed) startOwner(t *testing.T) (int, func()) {
+// startOwner starts another Caisson with a sandbox. It returns the container's
+// process, and a function that kills the owner and waits for it.
+func (b *bed) startOwner(t *testing.T) (container *hostProcess, kill func()) {
 	t.Helper()
 	o := b.backend.options
 	work := filepath.Join(filepath.Dir(b.workspace), "other")
@@ -217,7 +208,10 @@ func (b *bed) startOwner(t *testing.T) (int, func()) {
 	if _, scanErr := fmt.Sscanf(line, "pid %d", &pid); err != nil || scanErr != nil {
 		t.Fatalf("owner says %q, %v", line, err)
 	}
-	return pid, func() {
+	container, err = openProcess(pid)
+	must(t, err)
+	t.Cleanup(container.close)
+	return container, func() {
 		must(t, cmd.Process.Kill())
 		if err := cmd.Wait(); err == nil {
 			t.Error("the killed owner succeeded")
