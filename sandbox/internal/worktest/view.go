@@ -140,7 +140,7 @@ func View(t *testing.T, dir string, v workspace.View) {
 					t.Errorf("read: %v", err)
 				}
 			} else {
-				compareReads(t, "read", p, v.ReadFile, r.ReadFile)
+				sameOne(t, "read", p, readWith(v), readWith(r))
 			}
 			sameOne(t, "stat", p, v.Stat, r.Stat)
 			sameOne(t, "lstat", p, v.Lstat, r.Lstat)
@@ -212,13 +212,6 @@ func checkCancelled(t *testing.T, v workspace.View) {
 	}
 }
 
-func compareReads(t *testing.T, what, p string, got, want func(context.Context, string, int64, int64) (workspace.File, error)) {
-	t.Helper()
-	sameOne(t, what, p,
-		func(ctx context.Context, p string) (workspace.File, error) { return got(ctx, p, 0, 1<<20) },
-		func(ctx context.Context, p string) (workspace.File, error) { return want(ctx, p, 0, 1<<20) })
-}
-
 func sameOne[T any](t *testing.T, what, p string, got, want func(context.Context, string) (T, error)) {
 	t.Helper()
 	g, gErr := got(t.Context(), p)
@@ -261,6 +254,10 @@ func errorOnly(f func(context.Context, string) error) func(context.Context, stri
 
 func spellWith(v workspace.View) func(context.Context, string) (string, error) {
 	return func(_ context.Context, p string) (string, error) { return v.Relative(p) }
+}
+
+func readWith(v workspace.View) func(context.Context, string) (workspace.File, error) {
+	return func(ctx context.Context, p string) (workspace.File, error) { return v.ReadFile(ctx, p, 0, 1<<20) }
 }
 
 func listWith(v workspace.View, depth int) func(context.Context, string) (workspace.Listing, error) {
