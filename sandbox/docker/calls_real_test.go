@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/worktest"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -93,7 +94,7 @@ func TestEngineCalls(t *testing.T) {
 	b.backend = backend
 	s, err := backend.Create(t.Context(), b.spec(t, newSession()))
 	must(t, err)
-	shell(t, s, "echo x >file; cat file; exit 3")
+	worktest.Shell(t, s, "echo x >file; cat file; exit 3")
 	_, err = s.Apply(t.Context(), workspace.Op{Kind: workspace.OpWrite, Path: "a", Content: []byte("x")})
 	must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())

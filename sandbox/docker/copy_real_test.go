@@ -53,7 +53,7 @@ func (b *bed) checkCopy(t *testing.T, spec sandbox.Spec, layers *overlay.Layers)
 	if a := sb.Attestation(); a.WorkspaceMode != "copy" {
 		t.Errorf("%+v", a)
 	}
-	if out, exit := shell(t, sb, "cd /workspace; "+copyScript); !exit.Status.Success() || strings.TrimSpace(out) != "10001" {
+	if out, exit := worktest.Shell(t, sb, "cd /workspace; "+copyScript); !exit.Status.Success() || strings.TrimSpace(out) != "10001" {
 		t.Fatalf("%v: %q", exit.Status, out)
 	}
 	op := workspace.Op{Kind: workspace.OpWrite, Path: "by/tool", Content: []byte("tool")}
@@ -75,7 +75,7 @@ func (b *bed) checkCopy(t *testing.T, spec sandbox.Spec, layers *overlay.Layers)
 	spec.Session = newSession()
 	spec.Dir = b.spec(t, spec.Session).Dir
 	sb = b.create(t, spec)
-	if out, _ := shell(t, sb, "cd /workspace; cat made keep/deep/f elsewhere/sub/f; ls gone moved opaque; rm made"); out != "new\nkept\nmore\nm\nopaque:\nfresh\n" && !strings.Contains(out, "fresh") {
+	if out, _ := worktest.Shell(t, sb, "cd /workspace; cat made keep/deep/f elsewhere/sub/f; ls gone moved opaque; rm made"); out != "new\nkept\nmore\nm\nopaque:\nfresh\n" && !strings.Contains(out, "fresh") {
 		t.Errorf("in a fresh sandbox: %q", out)
 	}
 	must(t, sb.Collect(t.Context()))
@@ -114,7 +114,7 @@ func TestCopyHostile(t *testing.T) {
 	spec := b.spec(t, newSession())
 	layers := worktest.CreateLayers(t, &spec, sandbox.ModeCopy, b.state)
 	sb := b.create(t, spec)
-	if out, exit := shell(t, sb, hostileScript); !exit.Status.Success() {
+	if out, exit := worktest.Shell(t, sb, hostileScript); !exit.Status.Success() {
 		t.Fatalf("%v: %q", exit.Status, out)
 	}
 	// Two of the large files fit into the bound of 1 GiB, and a directory may have
@@ -123,7 +123,7 @@ func TestCopyHostile(t *testing.T) {
 	if e, ok := errors.AsType[*overlay.IncompleteError](err); !ok || strings.Join(e.Unread, " ") != "huge3 huge4 huge5 many" {
 		t.Fatalf("collected with %v", err)
 	}
-	if out, exit := shell(t, sb, "cd /workspace; printf behind >times; touch -d @1000 times; date -s @1 2>/dev/null; rm huge*; rm -r many most"); !exit.Status.Success() {
+	if out, exit := worktest.Shell(t, sb, "cd /workspace; printf behind >times; touch -d @1000 times; date -s @1 2>/dev/null; rm huge*; rm -r many most"); !exit.Status.Success() {
 		t.Errorf("%v: %q", exit.Status, out)
 	}
 	must(t, sb.Collect(t.Context()))

@@ -177,7 +177,7 @@ func TestDistantEngine(t *testing.T) {
 	sb := b.create(t, spec)
 	t.Logf("started with 50 MB after %v", time.Since(began))
 	script := `cd /workspace; read a <a; read n h </etc/hosts; echo $a $n $HOME; echo more >>a; echo n >new; echo x >$HOME/x && echo home; echo x >/.caisson/guest || echo closed`
-	if out, exit := shell(t, sb, script); out != "a 127.0.0.1 /home/agent\nhome\nclosed\n" {
+	if out, exit := worktest.Shell(t, sb, script); out != "a 127.0.0.1 /home/agent\nhome\nclosed\n" {
 		t.Errorf("%q %v", out, exit.Status)
 	}
 	if _, err := sb.Apply(t.Context(), workspace.Op{Kind: workspace.OpDelete, Path: "src/1", Recursive: true}); err != nil {

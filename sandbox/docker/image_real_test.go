@@ -19,6 +19,7 @@ import (
 	"github.com/oklog/ulid/v2"
 
 	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/sandbox/internal/worktest"
 )
 
 // shellTar returns a root filesystem with nothing but this machine's shell.
@@ -94,7 +95,7 @@ func TestEngineImage(t *testing.T) {
 	s, err := b.backend.Create(t.Context(), spec)
 	must(t, err)
 	defer s.Destroy(context.Background())
-	out, exit := shell(t, s, `echo "$TOOL $HOME$LD_PRELOAD"; echo x >file; echo x >/data/file; echo x >/readonly || echo read-only; while read -r line; do case $line in *" /data "*) echo "$line";; esac; done </proc/self/mountinfo`)
+	out, exit := worktest.Shell(t, s, `echo "$TOOL $HOME$LD_PRELOAD"; echo x >file; echo x >/data/file; echo x >/readonly || echo read-only; while read -r line; do case $line in *" /data "*) echo "$line";; esac; done </proc/self/mountinfo`)
 	lines := strings.Split(out, "\n")
 	if !exit.Status.Success() || lines[0] != "of-the-image /home/agent" || !strings.Contains(out, "read-only") || !strings.Contains(out, "tmpfs") {
 		t.Errorf("%v: %q", exit.Status, out)
@@ -150,7 +151,7 @@ func TestDirectoryImage(t *testing.T) {
 		_, err = r.removeImage(context.Background(), containerOf(s).image.id, true)
 		must(t, err)
 	}()
-	if out, exit := shell(t, s, "echo *; pwd; echo x >/bin/x || echo read-only"); out != "*\n/app\nread-only\n" || !exit.Status.Success() {
+	if out, exit := worktest.Shell(t, s, "echo *; pwd; echo x >/bin/x || echo read-only"); out != "*\n/app\nread-only\n" || !exit.Status.Success() {
 		t.Errorf("%v: %q", exit.Status, out)
 	}
 }

@@ -62,7 +62,7 @@ func TestImageUserKeepsChanges(t *testing.T) {
 					if mode == sandbox.ModeOverlay {
 						script += closedScript
 					}
-					out, exit := shell(t, sb, script+"echo done")
+					out, exit := worktest.Shell(t, sb, script+"echo done")
 					if !exit.Status.Success() || !strings.HasPrefix(out, "2345\n2346\n") || !strings.HasSuffix(out, "done\n") {
 						t.Errorf("%v: %q", exit.Status, out)
 					}

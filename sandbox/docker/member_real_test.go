@@ -105,7 +105,7 @@ func TestMember(t *testing.T) {
 		spec := b.spec(t, newSession())
 		layers := worktest.CreateLayers(t, &spec, sandbox.ModeCopy, b.state)
 		sb := b.create(t, spec)
-		if out, exit := shell(t, sb, "cd /workspace; "+copyScript); !exit.Status.Success() {
+		if out, exit := worktest.Shell(t, sb, "cd /workspace; "+copyScript); !exit.Status.Success() {
 			t.Fatalf("%v: %q", exit.Status, out)
 		}
 		must(t, sb.Collect(t.Context()))

@@ -19,6 +19,7 @@ import (
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
+	"github.com/caisson-run/caisson/sandbox/internal/worktest"
 	"github.com/caisson-run/caisson/sandbox/sandboxtest/privateengine"
 )
 
@@ -93,7 +94,7 @@ func goesOn(t *testing.T, b *bed, s sandbox.Sandbox, session string) {
 	b.nothingLeft(t, session)
 	next, err := b.backend.Create(t.Context(), b.spec(t, newSession()))
 	must(t, err)
-	if out, _ := shell(t, next, "echo again"); out != "again\n" {
+	if out, _ := worktest.Shell(t, next, "echo again"); out != "again\n" {
 		t.Errorf("the new session said %q", out)
 	}
 	must(t, next.Destroy(t.Context()))
@@ -470,7 +471,7 @@ func TestOperator(t *testing.T) {
 		b := privateBed(t, e, Options{})
 		s, session := begin(t, b)
 		must(t, b.operator(t).ContainerRename(t.Context(), s.ID(), "renamed"))
-		if out, _ := shell(t, s, "echo still here"); out != "still here\n" {
+		if out, _ := worktest.Shell(t, s, "echo still here"); out != "still here\n" {
 			t.Errorf("it said %q", out)
 		}
 		goesOn(t, b, s, session)
@@ -534,7 +535,7 @@ func TestSocketReplaced(t *testing.T) {
 			conn.Close()
 		}
 	}()
-	if out, _ := shell(t, s, "echo still here"); out != "still here\n" {
+	if out, _ := worktest.Shell(t, s, "echo still here"); out != "still here\n" {
 		t.Errorf("it said %q", out)
 	}
 	if _, err := b.backend.Create(t.Context(), b.spec(t, newSession())); err == nil {

@@ -1,7 +1,6 @@
 package docker
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -22,6 +21,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
+	"github.com/caisson-run/caisson/sandbox/internal/worktest"
 	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 	"github.com/caisson-run/caisson/sandbox/sandboxtest/privateengine"
 )
@@ -201,17 +201,6 @@ func (b *bed) leftovers(session string) ([]string, error) {
 	return left, err
 }
 
-func shell(t testing.TB, s sandbox.Sandbox, script string) (string, sandbox.Exit) {
-	t.Helper()
-	var out, errOut bytes.Buffer
-	exit, err := sandbox.Run(t.Context(), s, sandbox.Command{Argv: []string{"/bin/sh", "-c", script}, Stdout: &out, Stderr: &errOut})
-	must(t, err)
-	if errOut.Len() > 0 {
-		t.Logf("%q wrote: %s", script, &errOut)
-	}
-	return out.String(), exit
-}
-
 func TestMissingImage(t *testing.T) {
 	b := newBed(t, os.Geteuid())
 	session := newSession()
@@ -252,7 +241,7 @@ func TestOneSessionAtATime(t *testing.T) {
 	if _, err := b.backend.Create(t.Context(), b.spec(t, session)); !errors.Is(err, sandbox.ErrInvalid) {
 		t.Errorf("a second container of the session: %v", err)
 	}
-	if out, exit := shell(t, s, "echo alive"); out != "alive\n" || !exit.Status.Success() {
+	if out, exit := worktest.Shell(t, s, "echo alive"); out != "alive\n" || !exit.Status.Success() {
 		t.Errorf("the first one was hurt: %v %s", exit.Status, out)
 	}
 }

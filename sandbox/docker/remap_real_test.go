@@ -13,6 +13,7 @@ import (
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
+	"github.com/caisson-run/caisson/sandbox/internal/worktest"
 	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 	"github.com/caisson-run/caisson/sandbox/sandboxtest/privateengine"
 )
@@ -63,7 +64,7 @@ func testRemappedFiles(t *testing.T, e *privateengine.Engine) {
 	spec := b.spec(t, newSession())
 	spec.User = sandbox.UserRoot
 	s := b.create(t, spec)
-	out, _ := shell(t, s, `exec 2>/dev/null
+	out, _ := worktest.Shell(t, s, `exec 2>/dev/null
 for f in *; do
 	cat $f && echo read $f; echo changed > $f; chmod 4777 $f; chown 7:7 $f; setfattr -n security.capability -v 0x0100000202000000000000000000000000000000 $f
 done
@@ -135,14 +136,14 @@ func testRemappedImage(t *testing.T, e *privateengine.Engine) {
 		b := privateBed(t, e, Options{})
 		spec := b.spec(t, newSession())
 		spec.User, spec.Image = tt.user, images.Reference{Scheme: images.SchemeRootFS, Value: root}
-		if out, exit := shell(t, b.create(t, spec), tt.script); !exit.Status.Success() {
+		if out, exit := worktest.Shell(t, b.create(t, spec), tt.script); !exit.Status.Success() {
 			t.Errorf("user %s: exit code %d, %s", tt.user, exit.Status.Code, out)
 		}
 	}
 	b := privateBed(t, e, Options{})
 	spec := b.spec(t, newSession())
 	spec.User = sandbox.UserRoot
-	if out, exit := shell(t, b.create(t, spec), "test $(stat -c %u:%g /usr/bin) = 65534:65534 && ! touch /usr/made"); !exit.Status.Success() {
+	if out, exit := worktest.Shell(t, b.create(t, spec), "test $(stat -c %u:%g /usr/bin) = 65534:65534 && ! touch /usr/made"); !exit.Status.Success() {
 		t.Errorf("image host: exit code %d, %s", exit.Status.Code, out)
 	}
 }

@@ -29,6 +29,7 @@ import (
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/images/host"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/worktest"
 )
 
 // shellSource is a store with one image, of this machine's shell.
@@ -221,7 +222,7 @@ func TestImageOfAStore(t *testing.T) {
 			s, err := backend.Create(t.Context(), spec)
 			must(t, err)
 			defer s.Destroy(context.Background())
-			out, exit := shell(t, s, `echo "$TOOL"; echo x >/data/file && echo volume; echo x >/bin/x || echo read-only; echo x >file && echo workspace`)
+			out, exit := worktest.Shell(t, s, `echo "$TOOL"; echo x >/data/file && echo volume; echo x >/bin/x || echo read-only; echo x >file && echo workspace`)
 			if want := "of-the-image\nvolume\nread-only\nworkspace\n"; out != want || !exit.Status.Success() {
 				t.Errorf("%v: %q, want %q", exit.Status, out, want)
 			}

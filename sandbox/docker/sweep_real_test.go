@@ -17,6 +17,7 @@ import (
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/worktest"
 	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 )
 
@@ -168,7 +169,7 @@ func TestOwnerKilled(t *testing.T) {
 	if _, err := b.backend.Sweep(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if out, _ := shell(t, sibling, "echo alive"); out != "alive\n" {
+	if out, _ := worktest.Shell(t, sibling, "echo alive"); out != "alive\n" {
 		t.Errorf("the living sibling %s said %q", siblings, out)
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/worktest"
 )
 
 // If the workspace's target is a symlink in an engine's image, nothing starts,
@@ -54,7 +55,7 @@ func TestEngineImageTarget(t *testing.T) {
 	for _, target := range []string{"/srv/real", "/srv/real/sub", "/new/one"} {
 		s, _, err := create(target)
 		must(t, err)
-		if out, exit := shell(t, s, "pwd; echo *"); !exit.Status.Success() || !strings.HasPrefix(out, target+"\n") || strings.Contains(out, "of-the-image") {
+		if out, exit := worktest.Shell(t, s, "pwd; echo *"); !exit.Status.Success() || !strings.HasPrefix(out, target+"\n") || strings.Contains(out, "of-the-image") {
 			t.Errorf("%s: %v: %q", target, exit.Status, out)
 		}
 		must(t, s.Destroy(context.Background()))

@@ -179,14 +179,8 @@ func (c Cell) checkUpper(t *testing.T) {
 func Shell(t testing.TB, s sandbox.Sandbox, script string) (string, sandbox.Exit) {
 	t.Helper()
 	var out, errOut bytes.Buffer
-	p, err := s.Start(context.WithoutCancel(t.Context()), sandbox.Command{Argv: []string{"/bin/sh", "-c", script}, Stdout: &out, Stderr: &errOut})
-	if err != nil {
-		t.Fatal(err)
-	}
-	exit, err := p.Wait()
-	if err != nil {
-		t.Fatal(err)
-	}
+	exit, err := sandbox.Run(context.WithoutCancel(t.Context()), s, sandbox.Command{Argv: []string{"/bin/sh", "-c", script}, Stdout: &out, Stderr: &errOut})
+	must(t, err)
 	if errOut.Len() > 0 {
 		t.Logf("%s wrote: %s", firstLine(script), &errOut)
 	}
