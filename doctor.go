@@ -11,7 +11,6 @@ import (
 	"github.com/caisson-run/caisson/images/host"
 	"github.com/caisson-run/caisson/runner/doctor"
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/sandbox/docker"
 	"github.com/caisson-run/caisson/sandbox/oci"
 )
 
@@ -90,7 +89,7 @@ func (h *Host) CheckBackends(ctx context.Context, asked string) []doctor.Finding
 		asked = string(oci.GVisor)
 	}
 	return doctor.CheckBackends(ctx, doctor.Backends{
-		Names: []string{docker.Name, string(oci.GVisor), string(oci.Runc)}, Asked: asked, Allowed: h.o.allowsBackend, Open: h.Backend,
+		Names: backendNames, Asked: asked, Allowed: h.o.allowsBackend, Open: h.Backend,
 	})
 }
 

@@ -34,6 +34,9 @@ const (
 	sweepTime = 30 * time.Second
 )
 
+// backendNames are all backends, in the order in which they are asked.
+var backendNames = []string{docker.Name, string(oci.GVisor), string(oci.Runc)}
+
 // HostOptions configure what a process's sessions share. The zero value takes
 // everything from the environment.
 type HostOptions struct {
@@ -238,9 +241,7 @@ func (h *Host) findPrograms(name string) (BackendSettings, error) {
 }
 
 func (h *Host) newBackend(name string) (sandbox.Backend, error) {
-	switch name {
-	case docker.Name, string(oci.GVisor), string(oci.Runc):
-	default:
+	if !slices.Contains(backendNames, name) {
 		return nil, fmt.Errorf("%w: no backend %q: backends are docker, gvisor and runc", sandbox.ErrInvalid, name)
 	}
 	settings, err := h.findPrograms(name)
@@ -399,7 +400,7 @@ func (h *Host) Sweep(ctx context.Context) ([]sandbox.Orphan, error) {
 	defer cancel()
 	var all []sandbox.Orphan
 	var errs []error
-	for _, name := range []string{docker.Name, string(oci.GVisor), string(oci.Runc)} {
+	for _, name := range backendNames {
 		h.mu.Lock()
 		_, used := h.backends[name]
 		h.mu.Unlock()

@@ -43,10 +43,6 @@ type imageStore struct {
 // ReportPulls sets the receiver of the progress of image downloads and builds; nil
 // unsets it.
 func (h *Host) ReportPulls(report func(store.Progress)) {
-	if report == nil {
-		h.images.report.Store(nil)
-		return
-	}
 	h.images.report.Store(&report)
 }
 
@@ -94,7 +90,7 @@ func (h *Host) openBuildNetwork(ctx context.Context, dir string) (*images.BuildN
 }
 
 func (s *imageStore) reportProgress(p store.Progress) {
-	if report := s.report.Load(); report != nil {
+	if report := s.report.Load(); report != nil && *report != nil {
 		(*report)(p)
 	}
 }
