@@ -10,8 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"go.uber.org/zap"
-
 	"github.com/caisson-run/caisson"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/images"
@@ -126,11 +124,6 @@ func (bs *backends) choose(ctx context.Context, u reporter) (*readyBackend, erro
 	}
 	removed, left := bs.host.Sweep(ctx)
 	return &readyBackend{backend, choice, removed, left}, nil
-}
-
-// setLogger sets the log, of a session or the server, for everything made from now on.
-func (bs *backends) setLogger(l *zap.Logger) {
-	bs.host.SetLogger(l)
 }
 
 func (bs *backends) openImages(ctx context.Context) (*store.Store, error) {

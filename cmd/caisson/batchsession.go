@@ -78,7 +78,7 @@ func openBatch(ctx context.Context, a *app, force <-chan struct{}, f *batchFlags
 	}
 	undo.PushFunc(bs.close)
 	b := &batchSession{backends: bs, ledger: ledger, app: a, flags: f, user: user, out: out, tasks: tasks, say: a.warn}
-	b.setLogger(zap.NewNop())
+	b.host.SetLogger(zap.NewNop())
 	if b.trials, err = b.newTrials(ctx, force); err != nil {
 		return nil, err
 	}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -106,9 +105,7 @@ func runServer(ctx context.Context, a *app, f serveFlags, open bool) (err error)
 		}
 		return err
 	}
-	o := h.serverOptions(keys.list)
-	o.Force, o.Logger = h.force, h.log
-	srv, err := server.New(o)
+	srv, err := server.New(h.serverOptions())
 	if err != nil {
 		return &config.Error{Where: "serve", Message: err.Error(), Hint: "change serve in the configuration", Err: err}
 	}
@@ -149,7 +146,7 @@ func (h *serverHost) open(ctx context.Context, a *app, f serveFlags) (context.Co
 		return ctx, err
 	}
 	h.app, h.flags, h.base, h.log = a, f, base, serveLog(a, f.Verbose)
-	base.setLogger(h.log)
+	base.host.SetLogger(h.log)
 	ctx, force, _, stop := a.handleInterrupts(ctx, h.say)
 	h.force = force
 	h.close = func() {
@@ -322,10 +319,8 @@ func (t *tokens) close() error {
 	if t.path == "" {
 		return nil
 	}
-	if err := os.Remove(t.path + addressSuffix); err != nil && !errors.Is(err, fs.ErrNotExist) { // mcp writes none
-		return errors.Join(err, os.Remove(t.path), t.lock.Release())
-	}
-	return errors.Join(os.Remove(t.path), t.lock.Release())
+	err := state.IgnoreMissing(os.Remove(t.path + addressSuffix)) // mcp writes none
+	return errors.Join(err, os.Remove(t.path), t.lock.Release())
 }
 
 // resumeSession makes the options for resuming a session. It keeps its workspace, its
@@ -402,7 +397,7 @@ func (h *serverHost) prepareSandbox(ctx context.Context, in server.NewSandbox) (
 		_ = runner.CloseMounts(b.mounts) // only directories
 	})
 	b.orders, b.dir, b.hidden = true, dir, hidden
-	b.setLogger(dir.Log)
+	b.host.SetLogger(dir.Log)
 	if o, err = b.sandboxOptions(ctx, h); err != nil {
 		return o, nil, err
 	}

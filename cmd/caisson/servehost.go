@@ -61,11 +61,11 @@ func (h *serverHost) news(facts []string) []string { return facts }
 // defaultPreset asks about everything with an effect: clients can answer.
 func (h *serverHost) defaultPreset(bool) string { return "default" }
 
-func (h *serverHost) serverOptions(tokens []server.Token) server.Options {
+func (h *serverHost) serverOptions() server.Options {
 	conf := h.base.conf.Serve
 	return server.Options{
-		StateDir: h.app.environ.stateDir(), Prepare: h.prepareSession, Resume: h.resumeSession, PrepareSandbox: h.prepareSandbox, Tokens: tokens, Hosts: conf.Hosts,
-		OpenMetrics: valueOf(conf.OpenMetrics),
+		StateDir: h.app.environ.stateDir(), Prepare: h.prepareSession, Resume: h.resumeSession, PrepareSandbox: h.prepareSandbox, Tokens: h.secrets, Hosts: conf.Hosts,
+		Force: h.force, Logger: h.log, OpenMetrics: valueOf(conf.OpenMetrics),
 		MaxSessions: int(valueOf(conf.MaxSessions)), MaxStreams: int(valueOf(conf.MaxStreams)), MaxTransfer: int64(valueOf(conf.MaxTransfer)),
 		MaxSandboxTTL: time.Duration(valueOf(conf.Sandboxes.MaxTTL)), IdleTime: time.Duration(valueOf(conf.IdleTime)),
 		Shows: func(workspace string) bool {
@@ -417,7 +417,7 @@ func (r roots) containsPath(path string) bool {
 func (r roots) findRoot(path string) (root, string, bool) {
 	for _, root := range r {
 		rel, err := filepath.Rel(root.path, path)
-		if err == nil && (rel == "." || filepath.IsLocal(rel)) {
+		if err == nil && filepath.IsLocal(rel) {
 			return root, rel, true
 		}
 	}

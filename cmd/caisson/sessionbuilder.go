@@ -155,7 +155,7 @@ func (s *sessionBuilder) openDir(ctx context.Context, models ...config.SelectedM
 	}
 	s.dir = dir
 	s.ends.PushFunc(func() { _ = dir.Close() }) // an empty directory does no harm
-	s.setLogger(dir.Log)
+	s.host.SetLogger(dir.Log)
 	return nil
 }
 
