@@ -14,7 +14,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
-	"github.com/caisson-run/caisson/loop/replay"
 	"github.com/caisson-run/caisson/runner/doctor"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools/egress/rule"
@@ -265,7 +264,7 @@ func checkOne(s *settings, m config.SelectedModel) doctor.Finding {
 	if m.KeyCommand != nil {
 		m.APIKey = "unknown"
 	}
-	_, closeModel, err := s.deps.model(m, modelSettings{stream: *s.conf.Stream, differs: func(replay.Difference) {}, logger: zap.NewNop()})
+	_, closeModel, err := s.deps.model(m, modelSettings{stream: *s.conf.Stream, logger: zap.NewNop()})
 	if err != nil {
 		return failedFinding("", err)
 	}

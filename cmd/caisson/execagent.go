@@ -153,12 +153,9 @@ func (s *sessionBuilder) agentOptions(ctx context.Context, r *agentRun, task str
 	if err := s.openDir(ctx, selected...); err != nil {
 		return runner.Options{}, err
 	}
-	counts, err := s.openLedger(ctx, selected)
+	counts, err := s.openLedger(ctx, selected, &s.ends)
 	if err != nil {
 		return runner.Options{}, err
-	}
-	if counts != nil {
-		s.ends.PushFunc(func() { _ = counts.Close() }) // the next one removes what stays
 	}
 	o, err := s.sandboxOptions(ctx, u)
 	if err != nil {

@@ -107,7 +107,7 @@ type deps struct {
 
 type modelSettings struct {
 	stream bool
-	// differs is called for each difference of a replayed run.
+	// differs is called for each difference of a replayed run. nil logs them.
 	differs func(d replay.Difference)
 	logger  *zap.Logger
 }

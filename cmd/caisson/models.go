@@ -108,10 +108,7 @@ func (s *settings) openModels(ctx context.Context, selected []config.SelectedMod
 			MaxRetries: sel.MaxRetries, MaxRetryDelay: sel.MaxRetryDelay,
 		})
 	}
-	counts, err := s.openLedger(ctx, selected)
-	if counts != nil {
-		ends.PushFunc(func() { _ = counts.Close() }) // the next one removes what stays
-	}
+	counts, err := s.openLedger(ctx, selected, ends)
 	return out, counts, err
 }
 
@@ -252,8 +249,8 @@ func recordedTask(m loop.Model) string {
 }
 
 // openLedger opens the ledger of the ceilings per day and month. It returns nil if
-// there are no ceilings or no model costs anything.
-func (s *settings) openLedger(ctx context.Context, selected []config.SelectedModel) (*ledger.Ledger, error) {
+// there are no ceilings or no model costs anything. ends gets its closer.
+func (s *settings) openLedger(ctx context.Context, selected []config.SelectedModel, ends *closers.Stack) (*ledger.Ledger, error) {
 	o := ledger.Options{StateDir: s.environ.stateDir(), User: s.conf.Limits.Ceilings(), Profiles: map[string]limits.Ceilings{}}
 	ceilings, charged := s.conf.ProfileCeilings(), false
 	for _, m := range selected {
@@ -263,7 +260,12 @@ func (s *settings) openLedger(ctx context.Context, selected []config.SelectedMod
 	if !charged || !o.Bound() {
 		return nil, nil
 	}
-	return ledger.Open(ctx, o)
+	counts, err := ledger.Open(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	ends.PushFunc(func() { _ = counts.Close() }) // the next one removes what stays
+	return counts, nil
 }
 
 // gitEnviron returns the environment for git when it fetches tasks' workspaces. It has
@@ -298,7 +300,7 @@ func (b *batchSession) newModel(ctx context.Context, agent string) (_ batch.Mode
 	own.environ = b.user
 	var ends closers.Stack
 	defer ends.CloseOnError(&err)
-	profiles, counts, err := own.openModels(ctx, selected, modelSettings{stream: false, differs: func(replay.Difference) {}, logger: zap.NewNop()}, &ends)
+	profiles, counts, err := own.openModels(ctx, selected, modelSettings{logger: zap.NewNop()}, &ends)
 	return batch.Model{Profiles: profiles, Ledger: counts, Close: func() { _ = ends.Close() }}, err
 }
 
@@ -312,23 +314,18 @@ func (s *settings) parseAgent(agent string) (name, model string, ok bool) {
 
 // identifyPrograms adds to the settings of a batch which programs its agents are.
 func (s *settings) identifyPrograms(list []string, to map[string]string) error {
-	finder := s.agentFinder("")
 	for _, agent := range list {
 		name, _, ok := s.parseAgent(agent)
 		if key := "agent " + name; ok && to[key] == "" {
-			a, err := agents.New(&s.conf, name)
+			r, err := s.findProgram(&s.conf, name, "")
 			if err != nil {
 				return err
 			}
-			p, err := finder.Find(a)
-			if err != nil {
-				return missingAgent(a, err)
-			}
-			sum, err := p.Hash()
+			sum, err := r.program.Hash()
 			if err != nil {
 				return newFailure(exitConfig, err, "the agent "+name+" can't be read: "+err.Error(), "Install it again.")
 			}
-			to[key] = strings.TrimSpace(p.Version + " " + cmp.Or(sum, "of the image"))
+			to[key] = strings.TrimSpace(r.program.Version + " " + cmp.Or(sum, "of the image"))
 		}
 	}
 	return nil
@@ -346,20 +343,15 @@ func (b *batchSession) newProgram(ctx context.Context, conf config.Config, name,
 	if err != nil {
 		return batch.Model{}, err
 	}
-	counts, err := own.openLedger(ctx, r.selected())
+	var ends closers.Stack
+	defer ends.CloseOnError(&err)
+	counts, err := own.openLedger(ctx, r.selected(), &ends)
 	if err != nil {
 		return batch.Model{}, err
 	}
 	p := &batch.Program{Mounts: r.mounts(), Secrets: own.knownSecrets(r.selected()...), Commands: func(instruction, dir, home string) ([]runner.UserCommand, error) {
 		return r.commands(agents.Run{Instruction: instruction, Workspace: dir, Home: home})
 	}}
-	out := batch.Model{Program: p, Ledger: counts, Close: func() {
-		if counts != nil {
-			_ = counts.Close() // the next one removes what stays
-		}
-	}}
-	if p.Bridge, err = r.bridge(); err != nil {
-		out.Close()
-	}
-	return out, err
+	p.Bridge, err = r.bridge()
+	return batch.Model{Program: p, Ledger: counts, Close: func() { _ = ends.Close() }}, err
 }
