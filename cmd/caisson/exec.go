@@ -143,12 +143,7 @@ func (f *execFlags) connect(a *app, c runner.UserCommand, configured map[string]
 		c.Stdin = beginningReader{a.stdin, begin}
 	}
 	if f.TTY {
-		known := slices.DeleteFunc(terminalVariables(a.environ), func(v string) bool {
-			name, _, _ := strings.Cut(v, "=")
-			_, own := configured[name]
-			return own
-		})
-		c.Env = append(known, c.Env...)
+		c.Env = append(withoutConfigured(terminalVariables(a.environ), configured), c.Env...)
 	}
 	return c
 }

@@ -198,12 +198,8 @@ func (r *agentRun) commands(run agents.Run) ([]runner.UserCommand, error) {
 // address that git has on this machine outside any repository. What it would guess from
 // the machine's name is left out, and so are variables that the configuration sets.
 func (s *sessionBuilder) gitIdentity(ctx context.Context) []string {
-	var env, out []string
-	for _, name := range []string{"PATH", "HOME", "XDG_CONFIG_HOME", "GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL"} {
-		if v, ok := s.environ.lookup(name); ok {
-			env = append(env, name+"="+v)
-		}
-	}
+	env := s.environ.pick("PATH", "HOME", "XDG_CONFIG_HOME", "GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL")
+	var out []string
 	for _, who := range []string{"GIT_AUTHOR_", "GIT_COMMITTER_"} {
 		cmd, err := programs.Command(ctx, env, s.writableDirs(s.workspace.Path), "git", "-c", "user.useConfigOnly=true", "var", who+"IDENT")
 		if err != nil {
@@ -217,10 +213,15 @@ func (s *sessionBuilder) gitIdentity(ctx context.Context) []string {
 			out = append(out, who+"NAME="+name, who+"EMAIL="+email)
 		}
 	}
-	return slices.DeleteFunc(out, func(v string) bool {
+	return withoutConfigured(out, s.conf.Env)
+}
+
+// withoutConfigured returns the variables that the configuration doesn't set.
+func withoutConfigured(variables []string, configured map[string]string) []string {
+	return slices.DeleteFunc(variables, func(v string) bool {
 		name, _, _ := strings.Cut(v, "=")
-		_, configured := s.conf.Env[name]
-		return configured
+		_, own := configured[name]
+		return own
 	})
 }
 

@@ -181,11 +181,7 @@ func (s *sessionBuilder) serverOptions(of runner.Options) (runner.MCPOptions, er
 	}
 	o.Skipped = append(o.Skipped, s.conf.SkippedServers...)
 	o.Writable = s.workspaces.list
-	for _, name := range []string{"PATH", "HOME", "TMPDIR", "LANG"} {
-		if value, ok := s.environ.lookup(name); ok {
-			o.HostEnv = append(o.HostEnv, name+"="+value)
-		}
-	}
+	o.HostEnv = s.environ.pick("PATH", "HOME", "TMPDIR", "LANG")
 	if of.Choice.Chosen != "docker" { // an engine may be on another machine
 		o.MachineMemory = machineMemory()
 	}

@@ -271,13 +271,7 @@ func (s *settings) openLedger(ctx context.Context, selected []config.SelectedMod
 // gitEnviron returns the environment for git when it fetches tasks' workspaces. It has
 // no keys of models.
 func gitEnviron(env environ) []string {
-	var out []string
-	for _, name := range []string{"PATH", "HOME", "SSH_AUTH_SOCK", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"} {
-		if v, ok := env.lookup(name); ok {
-			out = append(out, name+"="+v)
-		}
-	}
-	return out
+	return env.pick("PATH", "HOME", "SSH_AUTH_SOCK", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
 }
 
 func (b *batchSession) newModel(ctx context.Context, agent string) (_ batch.Model, err error) {

@@ -41,6 +41,17 @@ func (e environ) lookup(name string) (value string, found bool) {
 	return value, found
 }
 
+// pick returns the named variables that are set, as NAME=value strings.
+func (e environ) pick(names ...string) []string {
+	var out []string
+	for _, name := range names {
+		if value, ok := e.lookup(name); ok {
+			out = append(out, name+"="+value)
+		}
+	}
+	return out
+}
+
 // home returns the user's home directory, or "".
 func (e environ) home() string { return absoluteOrEmpty(e.get("HOME")) }
 
