@@ -129,14 +129,11 @@ func (s *settings) checkConfig() []doctor.Finding {
 	findings := []doctor.Finding{{Check: check, Result: doctor.OK, Detail: strings.Join(names, ", ")}}
 	for _, host := range s.conf.Images.PlainHTTP {
 		if !isLoopback(host) {
-			findings = append(findings, doctor.Finding{
-				Check: check, Result: doctor.Warning, Detail: fmt.Sprintf("images.plain_http: %s has no TLS: anyone on the way can change images", host),
-				Hint: "Remove it, and install a certificate on the registry.",
-			})
+			findings = append(findings, warningFinding(check, "images.plain_http: "+host+" has no TLS: anyone on the way can change images", "Remove it, and install a certificate on the registry."))
 		}
 	}
 	for _, key := range s.conf.UnusedPrivate() {
-		findings = append(findings, doctor.Finding{Check: check, Result: doctor.Warning, Detail: key + " has no effect: no rule is for this host", Hint: "Add a rule or preset for the host, or remove the entry."})
+		findings = append(findings, warningFinding(check, key+" has no effect: no rule is for this host", "Add a rule or preset for the host, or remove the entry."))
 	}
 	return append(slices.Concat(findings, checkFetch(s.conf.Fetch), checkServe(s.conf.Serve, s.environ)), s.checkRequirements())
 }
@@ -144,9 +141,7 @@ func (s *settings) checkConfig() []doctor.Finding {
 func checkServe(conf config.Serve, env environ) []doctor.Finding {
 	const check = "serve"
 	var findings []doctor.Finding
-	warn := func(detail, hint string) {
-		findings = append(findings, doctor.Finding{Check: check, Result: doctor.Warning, Detail: detail, Hint: hint})
-	}
+	warn := func(detail, hint string) { findings = append(findings, warningFinding(check, detail, hint)) }
 	for _, label := range slices.Sorted(maps.Keys(conf.Tokens)) {
 		from := conf.Tokens[label]
 		if from.Env != nil && env.get(*from.Env) == "" {
@@ -180,9 +175,7 @@ func checkFetch(f config.Fetch) []doctor.Finding {
 		return nil
 	}
 	var findings []doctor.Finding
-	warn := func(detail, hint string) {
-		findings = append(findings, doctor.Finding{Check: check, Result: doctor.Warning, Detail: detail, Hint: hint})
-	}
+	warn := func(detail, hint string) { findings = append(findings, warningFinding(check, detail, hint)) }
 	for _, rule := range f.Allow {
 		if u, err := url.Parse(rule); err == nil && u.Scheme == "http" && !isLoopback(u.Host) {
 			warn(rule+" is fetched without TLS: anyone on the way can change what the model reads", "Use https:// in fetch.allow.")
@@ -238,11 +231,7 @@ func (s *settings) checkModel() doctor.Finding {
 			name += " at " + safeurl.String(m.BaseURL)
 		}
 		details = append(details, name)
-		if f := checkOne(s, m); f.Result != doctor.OK {
-			f.Check = check
-			if f.Err == nil {
-				f.Detail = name + ": " + f.Detail
-			}
+		if f := checkOne(s, m, check, name); f.Result != doctor.OK {
 			return f
 		}
 	}
@@ -253,11 +242,9 @@ func (s *settings) checkModel() doctor.Finding {
 	return doctor.Finding{Check: check, Result: doctor.OK, Detail: detail}
 }
 
-// checkOne makes one model. It does not run its key command.
-func checkOne(s *settings, m config.SelectedModel) doctor.Finding {
-	warn := func(text, hint string) doctor.Finding {
-		return doctor.Finding{Result: doctor.Warning, Detail: text, Hint: hint}
-	}
+// checkOne makes one model, described by name. It does not run its key command.
+func checkOne(s *settings, m config.SelectedModel, check, name string) doctor.Finding {
+	warn := func(text, hint string) doctor.Finding { return warningFinding(check, name+": "+text, hint) }
 	if m.KeyNeeded && m.APIKey == "" && m.KeyCommand == nil {
 		return warn(m.KeyEnv+" is not set", "Set it to your key.")
 	}
@@ -266,7 +253,7 @@ func checkOne(s *settings, m config.SelectedModel) doctor.Finding {
 	}
 	_, closeModel, err := s.deps.model(m, modelSettings{stream: *s.conf.Stream, logger: zap.NewNop()})
 	if err != nil {
-		return failedFinding("", err)
+		return failedFinding(check, err)
 	}
 	closeModel()
 	base, err := url.Parse(m.BaseURL)

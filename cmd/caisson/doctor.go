@@ -57,7 +57,8 @@ The exit status is that of the first failed check.
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, _, _, stop := a.handleInterrupts(cmd.Context(), func(string) {})
 			defer stop()
-			findings := describeFindings(runChecks(ctx, a, f.Settings, f.Profile, f.Quick))
+			s, err := loadSettings(a, f.Settings, f.Profile)
+			findings := describeFindings(runChecks(ctx, a, s, err, f.Quick))
 			if err := interruption(ctx); err != nil {
 				return err // the interrupted checks say nothing about the machine
 			}
@@ -72,15 +73,9 @@ The exit status is that of the first failed check.
 	}, &f, usesConfig|usesInput|startsSandbox|interruptible, nil)
 }
 
-// runChecks runs all checks. If the configuration can't be read it stops: the other
-// checks would not check what a run uses.
-func runChecks(ctx context.Context, a *app, flags config.File, profile string, quick bool) []doctor.Finding {
-	s, err := loadSettings(a, flags, profile)
-	return runChecksWith(ctx, a, s, err, quick)
-}
-
-// runChecksWith is runChecks with settings, or the error of reading them.
-func runChecksWith(ctx context.Context, a *app, s *settings, err error, quick bool) []doctor.Finding {
+// runChecks runs all checks. err is the error of reading the settings, or nil. With one,
+// runChecks stops: the other checks would not check what a run uses.
+func runChecks(ctx context.Context, a *app, s *settings, err error, quick bool) []doctor.Finding {
 	findings := caisson.CheckMachine()
 	if err != nil {
 		return append(findings, failedFinding("configuration", err))
@@ -113,6 +108,10 @@ func runChecksWith(ctx context.Context, a *app, s *settings, err error, quick bo
 
 func failedFinding(check string, err error) doctor.Finding {
 	return doctor.Finding{Check: check, Result: doctor.Failed, Err: err}
+}
+
+func warningFinding(check, detail, hint string) doctor.Finding {
+	return doctor.Finding{Check: check, Result: doctor.Warning, Detail: detail, Hint: hint}
 }
 
 // checkPolicy checks the policy, and lasting approvals and trust.

@@ -258,7 +258,7 @@ func (h *serverHost) checkMachine() func(context.Context) []webpage.Finding {
 		var out []webpage.Finding
 		s, err := loadServerSettings(h.app, h.flags.Settings, h.flags.Profile)
 		s.workspaces = &h.workspaces
-		for _, f := range describeFindings(runChecksWith(ctx, h.app, s, err, true)) {
+		for _, f := range describeFindings(runChecks(ctx, h.app, s, err, true)) {
 			out = append(out, webpage.Finding{Check: f.Check, Result: string(f.Result), Detail: makeSafe(f.Detail), Hint: makeSafe(f.Hint)})
 		}
 		if ctx.Err() == nil { // otherwise they were interrupted
