@@ -150,7 +150,7 @@ func runBatch(ctx context.Context, a *app, f batchFlags, paths []string) (err er
 	if err := b.checkAgents(f.Agents); err != nil {
 		return err
 	}
-	if b.agents, err = b.findAgents(f); err != nil {
+	if b.agents, err = b.findAgents(f.agents()); err != nil {
 		return err
 	}
 	refuseRoot(b.tasks, b.choice.Chosen)
@@ -225,21 +225,20 @@ func (b *batchSession) runTrials(ctx context.Context, maxCost int64) error {
 	if err := b.identifyPrograms(b.agents, spec.Settings); err != nil {
 		return err
 	}
-	ledger := b.ledger
 	if err := b.load(ctx, spec); err != nil {
 		return err
 	}
 	trials := batch.Plan(b.tasks, b.agents, b.flags.Attempts, b.shard)
-	p := batchui.NewProgress(batchui.ProgressOptions{Out: b.app.stderr, Columns: b.columnsFunc(), Total: len(trials), Kept: ledger.Endings(trials), MaxCostMicroUSD: maxCost})
+	p := batchui.NewProgress(batchui.ProgressOptions{Out: b.app.stderr, Columns: b.columnsFunc(), Total: len(trials), Kept: b.ledger.Endings(trials), MaxCostMicroUSD: maxCost})
 	b.say = p.Print
 	totals, err := batch.Run(ctx, batch.Options{
-		Ledger: ledger, Trials: trials, Run: b.trials.Run, Capacity: b.findCapacity(), MaxCostMicroUSD: maxCost, Retries: b.flags.Retries, OnStart: p.Start, OnResult: p.Result,
+		Ledger: b.ledger, Trials: trials, Run: b.trials.Run, Capacity: b.findCapacity(), MaxCostMicroUSD: maxCost, Retries: b.flags.Retries, OnStart: p.Start, OnResult: p.Result,
 	})
 	p.Close()
 	if b.flags.check {
-		return finishCheck(ctx, b.app, ledger, trials, err)
+		return finishCheck(ctx, b.app, b.ledger, trials, err)
 	}
-	return finishBatch(ctx, b.app, ledger, totals, err)
+	return finishBatch(ctx, b.app, b.ledger, totals, err)
 }
 
 // writeReports writes a batch's reports after its trials ended with err, which may be

@@ -75,7 +75,7 @@ func coordinateBatch(ctx context.Context, a *app, f *batchFlags, paths []string,
 	if err != nil {
 		return err
 	}
-	b := &batchSession{app: a, flags: f, tasks: tasks}
+	b := &batchSession{app: a, flags: f, tasks: tasks, say: a.warn}
 	refuseRoot(tasks, valueOf(s.conf.Backend))
 	if err := b.refuseUnsupported(); err != nil {
 		return err
@@ -100,16 +100,12 @@ func coordinateBatch(ctx context.Context, a *app, f *batchFlags, paths []string,
 	if err := s.identifyPrograms(agents, spec.Settings); err != nil {
 		return err
 	}
-	ledger, err := batch.LockLedger(f.Out)
-	if err != nil {
+	if b.ledger, err = batch.LockLedger(f.Out); err != nil {
 		return explain(err, ledgerFaults)
 	}
-	defer func() { err = errors.Join(err, ledger.Close()) }()
-	if err := ledger.Load(spec); err != nil {
-		return explain(err, ledgerFaults)
-	}
-	for _, text := range batchui.DescribeRepairs(ledger.Repairs()) {
-		a.warn(text)
+	defer func() { err = errors.Join(err, b.ledger.Close()) }()
+	if err := b.loadLedger(spec); err != nil {
+		return err
 	}
 	store, conn, err := f.fleetFlags.open(ctx, a.environ, a.warn)
 	if err != nil {
@@ -117,16 +113,14 @@ func coordinateBatch(ctx context.Context, a *app, f *batchFlags, paths []string,
 	}
 	defer conn.Close()
 	trials := batch.Plan(tasks, agents, f.Attempts, batch.Shard{})
-	p := batchui.NewProgress(batchui.ProgressOptions{Out: a.stderr, Columns: b.columnsFunc(), Total: len(trials), Kept: ledger.Endings(trials), MaxCostMicroUSD: maxCost})
+	p := batchui.NewProgress(batchui.ProgressOptions{Out: a.stderr, Columns: b.columnsFunc(), Total: len(trials), Kept: b.ledger.Endings(trials), MaxCostMicroUSD: maxCost})
 	totals, err := fleet.Coordinate(ctx, fleet.CoordinatorOptions{
-		Conn: conn, Store: store, Ledger: ledger, Spec: spec, Paths: paths, Trials: trials, MaxCostMicroUSD: maxCost, AckWait: f.WorkerTimeout,
+		Conn: conn, Store: store, Ledger: b.ledger, Spec: spec, Paths: paths, Trials: trials, MaxCostMicroUSD: maxCost, AckWait: f.WorkerTimeout,
 		OnResult: func(r batch.Result) { p.Start(r.Key); p.Result(r) }, Report: func(text string) { p.Print(makeSafe(text)) },
-		OnIdle: func() {
-			p.Print(makeSafe(f.idleText()))
-		},
+		OnIdle: func() { p.Print(makeSafe(f.idleText())) },
 	})
 	p.Close()
-	return finishBatch(ctx, a, ledger, totals, describeEnd(explain(err, fleetFaults)))
+	return finishBatch(ctx, a, b.ledger, totals, describeEnd(explain(err, fleetFaults)))
 }
 
 func newBatchWorkerCommand(a *app) *cobra.Command {
@@ -227,7 +221,7 @@ func workOnRun(ctx context.Context, a *app, force <-chan struct{}, f *batchFlags
 	if err := b.checkRun(run); err != nil {
 		return err
 	}
-	if _, err := b.findAgents(batchFlags{Agents: run.Spec.Agents}); err != nil { // fail before a trial would
+	if _, err := b.findAgents(run.Spec.Agents); err != nil { // fail before a trial would
 		return err
 	}
 	if err := b.sweepDead(ctx); err != nil {

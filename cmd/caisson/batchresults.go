@@ -265,11 +265,9 @@ A and B are directories of results with one agent, or DIR:AGENT.
 func readSide(arg string) (batch.Side, error) {
 	dir, agent := arg, ""
 	if _, err := os.Stat(dir); err != nil {
-		if i := strings.LastIndex(arg, ":"); i > 0 { // an agent may contain one too
-			for ; i > 0; i = strings.LastIndex(arg[:i], ":") {
-				if _, err := os.Stat(arg[:i]); err == nil {
-					dir, agent = arg[:i], arg[i+1:]
-				}
+		for i := strings.LastIndex(arg, ":"); i > 0; i = strings.LastIndex(arg[:i], ":") { // an agent may contain one too
+			if _, err := os.Stat(arg[:i]); err == nil {
+				dir, agent = arg[:i], arg[i+1:]
 			}
 		}
 	}

@@ -124,10 +124,9 @@ func (b *batchSession) newTrials(ctx context.Context, force <-chan struct{}) (*b
 	}), nil
 }
 
-// findAgents returns the batch's agents: the named ones, or the configuration's model.
+// findAgents returns the batch's agents, or the configuration's model if there are none.
 // It fails if a model can't be made.
-func (b *batchSession) findAgents(f batchFlags) ([]string, error) {
-	agents := f.agents()
+func (b *batchSession) findAgents(agents []string) ([]string, error) {
 	if len(agents) == 0 {
 		selected, err := b.conf.SelectModels(b.user)
 		if err != nil {
@@ -198,13 +197,20 @@ func (b *batchSession) setNeeds(t *task.Task) {
 
 // load loads the ledger, reports repairs, and removes what a killed batch left.
 func (b *batchSession) load(ctx context.Context, spec batch.Spec) error {
+	if err := b.loadLedger(spec); err != nil {
+		return err
+	}
+	return b.sweepDead(ctx)
+}
+
+func (b *batchSession) loadLedger(spec batch.Spec) error {
 	if err := b.ledger.Load(spec); err != nil {
 		return explain(err, ledgerFaults)
 	}
 	for _, text := range batchui.DescribeRepairs(b.ledger.Repairs()) {
 		b.say(text)
 	}
-	return b.sweepDead(ctx)
+	return nil
 }
 
 // columnsFunc returns the terminal's width, or nil if standard error is no terminal.
