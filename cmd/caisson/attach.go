@@ -82,6 +82,6 @@ func reportDetached(ctx context.Context, a *app, session string) error {
 	if ctx.Err() == nil {
 		return newFailure(exitOwn, nil, "another client has the terminal now", back)
 	}
-	a.printLines("caisson: detached; the command goes on. " + back)
+	a.warn("detached; the command goes on. " + back)
 	return interruption(ctx)
 }

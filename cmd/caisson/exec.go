@@ -318,11 +318,11 @@ func (f *execution) run(ctx context.Context, a *app) error {
 	status, err := endOfCommand(ctx, a, result, "--memory gives it more, up to the limit of a container job around it.")
 	if image, err := images.ParseLocalReference(*s.conf.Image); err == nil && status == exitNoProgram {
 		for _, text := range s.absentWarnings(ctx, image) {
-			a.printLines("caisson: " + text)
+			a.warn(text)
 		}
 	}
 	if text := ui.PresetAdvice(result.NeedsPreset); text != "" {
-		a.printLines("caisson: " + text)
+		a.warn(text)
 	}
 	if status == exitDone && err == nil && r.ExitStatus != exitDone {
 		u.reportEnd(r)
@@ -516,18 +516,18 @@ func (f *execFlags) runInLive(ctx context.Context, a *app, id, detachKeys string
 // no status can tell. moreMemory is the hint if memory ran out.
 func endOfCommand(ctx context.Context, a *app, r runner.UserResult, moreMemory string) (status int, _ error) {
 	if r.Left > 0 {
-		a.printLines(fmt.Sprintf("caisson: %d processes of the command could not be killed; the session replaces its sandbox.", r.Left))
+		a.warn(fmt.Sprintf("%d processes of the command could not be killed; the session replaces its sandbox.", r.Left))
 	}
 	switch {
 	case ctx.Err() != nil:
 		return exitDone, cmp.Or(interruption(ctx), context.Cause(ctx))
 	case r.Status.TimedOut:
-		a.printLines("caisson: the command's time was over. --timeout gives it more.")
+		a.warn("the command's time was over. --timeout gives it more.")
 		return exitTimedOut, nil
 	case r.Status.OOMKilled:
-		a.printLines("caisson: the sandbox was out of memory while the command ran. " + moreMemory)
+		a.warn("the sandbox was out of memory while the command ran. " + moreMemory)
 	case r.Status.Cancelled:
-		a.printLines("caisson: the command was cancelled, because its session ends.")
+		a.warn("the command was cancelled, because its session ends.")
 	}
 	if r.Status.Signal != 0 {
 		return 128 + r.Status.Signal, nil
