@@ -319,22 +319,12 @@ type root struct {
 	dir  *os.Root
 }
 
-// resolveDirectory makes the path of a directory absolute. Its own name may have links:
-// it is the operator's, and is resolved once.
-func resolveDirectory(path string) (string, error) {
-	path, err := filepath.Abs(path)
-	if err != nil {
-		return "", err
-	}
-	return filepath.EvalSymlinks(path)
-}
-
-// resolveBatches makes the paths of directories of batches absolute. It refuses those
-// that can't be read.
+// resolveBatches resolves the directories of batches, whose names are the operator's and
+// may have links. It refuses those that can't be read.
 func resolveBatches(paths []string) ([]string, error) {
 	var out []string
 	for _, path := range paths {
-		dir, err := resolveDirectory(path)
+		dir, err := resolveLinks(path)
 		if err == nil {
 			_, err = os.ReadDir(dir)
 		}
@@ -355,7 +345,7 @@ func openRoots(paths []string) (_ roots, err error) {
 		refused := func(err error) error {
 			return errors.Join(newFailure(exitInput, err, fmt.Sprintf("the root %s can't be used: %v", path, err), "Name an existing directory with --root."), out.close())
 		}
-		abs, err := resolveDirectory(path)
+		abs, err := resolveLinks(path) // the operator's own name may have links
 		if err != nil {
 			return nil, refused(err)
 		}

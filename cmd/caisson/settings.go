@@ -294,14 +294,19 @@ func (s *settings) loadFor(workspace string) error {
 
 // resolvePath returns an absolute path without symlinks, or "" if there is none.
 func resolvePath(path string) string {
-	abs, err := filepath.Abs(path)
+	resolved, err := resolveLinks(path)
 	if err != nil {
 		return ""
 	}
-	if abs, err = filepath.EvalSymlinks(abs); err != nil {
-		return ""
+	return resolved
+}
+
+func resolveLinks(path string) (string, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
 	}
-	return abs
+	return filepath.EvalSymlinks(path)
 }
 
 // openWorkspace opens the workspace of sessions. From then on, its settings in the
@@ -493,7 +498,7 @@ func (x *exporter) closeExporter(ctx context.Context, a *app) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.warning != "" && x.logger == nil {
-		a.printLines("caisson: telemetry is not exported: " + x.warning)
+		a.warn("telemetry is not exported: " + x.warning)
 	}
 }
 
