@@ -201,7 +201,7 @@ func (f formatFlag) readFormat() (*runner.AnswerFormat, error) {
 	if f.Schema == "" {
 		return nil, nil
 	}
-	text, err := readSchema(f.Schema)
+	text, err := readAtMost(f.Schema, maxSchemaBytes)
 	var format *runner.AnswerFormat
 	if err == nil {
 		format, err = newAnswerFormat(text)
@@ -215,22 +215,10 @@ func (f formatFlag) readFormat() (*runner.AnswerFormat, error) {
 // maxSchemaBytes bounds a schema, which the model gets with the task.
 const maxSchemaBytes = 256 << 10
 
-func readSchema(name string) ([]byte, error) {
-	file, err := os.Open(name)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = file.Close() }()
-	text, err := io.ReadAll(io.LimitReader(file, maxSchemaBytes+1))
-	if err == nil && len(text) > maxSchemaBytes {
-		err = fmt.Errorf("it is longer than %d KiB", maxSchemaBytes>>10)
-	}
-	return bytes.TrimPrefix(text, []byte("\ufeff")), err
-}
-
 // newAnswerFormat returns the form of an answer that is one JSON value, valid by a JSON
 // Schema of draft 2020-12.
 func newAnswerFormat(schema []byte) (*runner.AnswerFormat, error) {
+	schema = bytes.TrimPrefix(schema, []byte("\ufeff"))
 	compiled, err := verify.CompileSchema(schema)
 	if err != nil {
 		return nil, fmt.Errorf("the schema %w", err)
