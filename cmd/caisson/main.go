@@ -362,16 +362,14 @@ func closeGuard(a *app, g *ci.Guard) {
 }
 
 func newVersionCommand(a *app) *cobra.Command {
-	return &cobra.Command{
-		Use:   "version",
-		Short: "Print the version",
-		Long:  "Print the version, and what it was built with." + "\n" + exitHelp(nil, 0),
-		Args:  noArgs,
+	return newCommand(&cobra.Command{
+		Use: "version", Short: "Print the version", Args: noArgs,
+		Long: "Print the version, and what it was built with.\n",
 		RunE: func(*cobra.Command, []string) error {
 			_, err := fmt.Fprintln(a.stdout, versionLine())
 			return err
 		},
-	}
+	}, nil, 0, nil)
 }
 
 func versionLine() string {

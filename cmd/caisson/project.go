@@ -249,11 +249,11 @@ func namedWorkspace(env environ, folder string) (string, error) {
 // warnCorrupt warns about a file of answers that was moved aside, and returns nil. It
 // explains any other error.
 func warnCorrupt(a *app, err error) error {
+	if err == nil {
+		return nil
+	}
 	corrupt, ok := errors.AsType[*approval.CorruptError](err)
 	if !ok {
-		if err == nil {
-			return nil
-		}
 		return stateProblem(err)
 	}
 	reportError(a, record.Problem{Cause: corrupt.Error(), Hint: "It counts as empty. Look at what was moved aside, and answer again."})
