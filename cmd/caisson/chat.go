@@ -232,24 +232,14 @@ type chatTerminal struct {
 func newChatTerminal(a *app, plain, interactive bool) *chatTerminal {
 	t := &chatTerminal{plain: plain, free: make(chan struct{})}
 	close(t.free)
-	u := &userInterface{
-		app: a, broken: func() {}, untold: allFacts, out: ui.NewAsyncWriter(), interactive: interactive,
-		colour: !plain && a.environ.get("NO_COLOR") == "",
-	}
+	u := &userInterface{app: a, untold: allFacts, out: ui.NewAsyncWriter(), interactive: interactive, colour: !plain && a.environ.get("NO_COLOR") == ""}
 	u.tell = u.out
 	t.userInterface = u
-	o := ui.Options{
-		Out: a.stderr, Live: !plain, Colour: u.colour, Reflow: breaksLinesAnew(a.environ), Parked: isScreen(a.environ), Chat: true, Words: plain,
-		Redact: t.redact, Footer: t.status.Footer,
-		OnSuspend: func(on bool) { t.keyboard.Ask(on) },
-	}
-	if a.terminal(a.stderr) {
-		o.Size = a.size
-		u.untold = a.environ.untold
-	}
-	o.Untold = u.untold
 	t.keyboard = chat.NewKeyboard(a.stdin, !plain, func(typed string, done bool) { u.render.Retype(typed, done) })
-	u.render = ui.New(o)
+	u.openRenderer(ui.Options{
+		Live: !plain, Parked: isScreen(a.environ), Chat: true, Words: plain, Redact: t.redact, Footer: t.status.Footer,
+		OnSuspend: func(on bool) { t.keyboard.Ask(on) },
+	})
 	t.prompt = &ui.Prompt{
 		In: t.keyboard, Out: u.render, Pending: func() []approval.Confirmation { return t.broker.Load().Pending() },
 		Pressed: func(ctx context.Context, wait time.Duration) (bool, error) {

@@ -68,16 +68,22 @@ func newInterface(a *app, json bool) *userInterface {
 	if u.tell = u.out; json {
 		u.tell = ui.NewAsyncWriter()
 	}
-	opts := ui.Options{Out: a.stderr, Live: a.drawsOn(a.stderr) && !json, Colour: u.colour, Reflow: breaksLinesAnew(a.environ)}
+	u.openRenderer(ui.Options{Live: a.drawsOn(a.stderr) && !json})
+	return u
+}
+
+// openRenderer makes the renderer on standard error.
+func (u *userInterface) openRenderer(o ui.Options) {
+	a := u.app
+	o.Out, o.Colour, o.Reflow = a.stderr, u.colour, breaksLinesAnew(a.environ)
 	if a.terminal(a.stderr) {
-		opts.Size = a.size
+		o.Size = a.size
 	}
-	if !json && a.terminal(a.stderr) { // told facts were seen by a user
+	if !u.json && a.terminal(a.stderr) { // told facts were seen by a user
 		u.untold = a.environ.untold
 	}
-	opts.Untold = u.untold
-	u.render = ui.New(opts)
-	return u
+	o.Untold = u.untold
+	u.render = ui.New(o)
 }
 
 // breaksLinesAnew reports whether the terminal rewraps its lines when its width
