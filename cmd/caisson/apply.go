@@ -70,7 +70,7 @@ func (k *keptChanges) apply(ctx context.Context, f applyFlags) error {
 	// Once the lock is held, the session's Caisson has ended. removeSandbox waits for
 	// its sandbox.
 	if err := k.layers.Lock(); err != nil {
-		return keptError(k.layers.Info(), err)
+		return k.explain(err)
 	}
 	if err := k.backends.removeSandbox(ctx, session, false); err != nil {
 		return err
@@ -78,7 +78,7 @@ func (k *keptChanges) apply(ctx context.Context, f applyFlags) error {
 	if f.Discard {
 		k.layers.SetUser(runner.LocalUser())
 		if err := k.layers.End(overlay.Discarded); err != nil {
-			return keptError(k.layers.Info(), err)
+			return k.explain(err)
 		}
 		k.tellCaches(sessiondir.DropCaches(k.sessionDir()))
 		fmt.Fprintf(k.app.stderr, "the changes of session %s are discarded\n", session)
@@ -96,7 +96,7 @@ func (k *keptChanges) apply(ctx context.Context, f applyFlags) error {
 	k.layers.SetUser(runner.LocalUser())
 	r, err := k.layers.Apply(ctx, k.workspace.Dir, o)
 	if r == nil {
-		return keptError(k.layers.Info(), err)
+		return k.explain(err)
 	}
 	if !f.DryRun && !r.Refused && (len(r.Applied) > 0 || r.State == overlay.Applied) {
 		k.tellCaches(sessiondir.MergeCaches(ctx, k.sessionDir()))
@@ -135,7 +135,7 @@ func (k *keptChanges) exitStatus(ctx context.Context, r *overlay.Result, f apply
 
 func (k *keptChanges) tellApplied(r *overlay.Result, f applyFlags, err error) {
 	session := k.layers.Info().Session
-	k.tell(ui.Failed(listFailures(r), k.colour))
+	k.app.printLines(ui.Failed(listFailures(r), k.colour)...)
 	switch {
 	case r.Refused:
 		reportError(k.app, record.Problem{

@@ -96,7 +96,7 @@ func (k *keptChanges) showDiff(ctx context.Context, stat, asJSON, colour bool) e
 	}
 	stats, err := k.layers.Diff(ctx, k.workspace.Dir, list, w, overlay.DiffOptions{})
 	if err != nil {
-		return keptError(k.layers.Info(), err)
+		return k.explain(err)
 	}
 	shown := text.String()
 	switch {
@@ -292,14 +292,14 @@ func (bs *backends) removeSandbox(ctx context.Context, session string, running b
 func (k *keptChanges) readChanges(ctx context.Context) (*overlay.Changes, error) {
 	changes, err := k.layers.Changes(ctx, k.workspace.Dir, overlay.ReadOptions{})
 	if err != nil {
-		return nil, keptError(k.layers.Info(), err)
+		return nil, k.explain(err)
 	}
 	return changes, nil
 }
 
-// keptError explains an error about kept changes.
-func keptError(i overlay.Info, err error) error {
-	status := exitInput
+// explain explains an error about the changes.
+func (k *keptChanges) explain(err error) error {
+	i, status := k.layers.Info(), exitInput
 	switch {
 	case errors.Is(err, overlay.ErrBusy):
 		return newFailure(status, err, "session "+i.Session+" still runs, or its changes, or others of this directory, are being applied", "Wait for that, or end it.")
@@ -336,17 +336,11 @@ func tellUnchanged(a *app, err error, asJSON bool, document func(overlay.Info) a
 	return nil
 }
 
-func (k *keptChanges) tell(lines ...[]string) {
-	for _, list := range lines {
-		k.app.printLines(list...)
-	}
-}
-
 // warnAbout lists what the user should know before changes are applied.
 func (k *keptChanges) warnAbout(c *overlay.Changes, o overlay.ApplyOptions) {
 	conflicts, left := changes.Notes(c.List, o)
-	k.tell(ui.Conflicts(conflicts, k.colour), ui.LeftOut(left, k.colour),
-		ui.HostExecuted(changes.HostExecuted(c, o), 0, k.colour))
+	k.app.printLines(slices.Concat(ui.Conflicts(conflicts, k.colour), ui.LeftOut(left, k.colour),
+		ui.HostExecuted(changes.HostExecuted(c, o), 0, k.colour))...)
 	for _, dir := range c.Unread {
 		fmt.Fprintf(k.app.stderr, "! can't be read, and is not applied: %s\n", overlay.Quote(dir))
 	}
