@@ -45,40 +45,37 @@ func options(t *testing.T) caisson.SandboxOptions {
 		HostOptions: caisson.HostOptions{StateDir: filepath.Join(dir, "state"), CacheDir: filepath.Join(dir, "cache"), Guest: guest, Runsc: runsc},
 		Workspace:   filepath.Join(dir, "workspace"), Backend: "gvisor",
 	}
-	if err := os.Mkdir(o.Workspace, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(o.Workspace, 0o755))
 	// The sandbox's user must reach the workspace.
 	for d := dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
 		if err := os.Chmod(d, 0o755); err != nil {
 			break
 		}
 	}
-	if err := os.Mkdir(o.StateDir, 0o700); err != nil {
+	must(t, os.Mkdir(o.StateDir, 0o700))
+	return o
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
 		t.Fatal(err)
 	}
-	return o
 }
 
 func script(t *testing.T, turns string) loop.Model {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "script.yaml")
-	if err := os.WriteFile(path, []byte("version: 1\nname: test\nturns:\n"+turns), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte("version: 1\nname: test\nturns:\n"+turns), 0o600))
 	m, err := replay.Open(path, replay.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return m
 }
 
 func TestNewSandbox(t *testing.T) {
 	o := options(t)
 	data := t.TempDir()
-	if err := os.WriteFile(filepath.Join(data, "file"), []byte("data\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(data, "file"), []byte("data\n"), 0o644))
 	o.Mounts = []sandbox.Mount{{Path: data, Target: "/data", ReadOnly: true}}
 	o.Caches = []string{"go", "~/.tool"}
 	const command = `echo made >file && cat file /data/file && ls ~/.tool && touch ~/.tool/kept$(ls ~/.tool | wc -l) && echo $GOCACHE`
@@ -86,14 +83,10 @@ func TestNewSandbox(t *testing.T) {
 		t.Run("mode "+string(mode), func(t *testing.T) {
 			o.Mode = mode
 			box, err := caisson.NewSandbox(t.Context(), o)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			var out strings.Builder
 			p, err := box.Start(t.Context(), sandbox.Command{Argv: []string{"sh", "-c", command}, Stdout: &out})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			want := "made\ndata\n/home/agent/.cache/go-build\n"
 			if mode == sandbox.ModeOverlay && os.Getuid() == 0 { // others can't mount the cache copy-on-write
 				want = "made\ndata\nkept0\n/home/agent/.cache/go-build\n"
@@ -126,12 +119,8 @@ func TestNewSandbox(t *testing.T) {
 func TestCopyBounds(t *testing.T) {
 	o := caisson.Options{SandboxOptions: options(t)}
 	o.Backend, o.Mode = "docker", sandbox.ModeCopy
-	if err := os.MkdirAll(filepath.Join(o.Workspace, "large"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(o.Workspace, "large", "file"), make([]byte, 2<<20), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(filepath.Join(o.Workspace, "large"), 0o755))
+	must(t, os.WriteFile(filepath.Join(o.Workspace, "large", "file"), make([]byte, 2<<20), 0o644))
 	for _, most := range []struct{ bytes, entries int64 }{{1 << 20, 0}, {0, 2}} {
 		o.CopyBytes, o.CopyEntries = most.bytes, most.entries
 		box, err := caisson.NewSandbox(t.Context(), o.SandboxOptions)
@@ -170,9 +159,7 @@ func TestRun(t *testing.T) {
   - text: Done.
 `)
 	r, err := caisson.Run(t.Context(), caisson.Options{SandboxOptions: o, Profiles: []loop.Profile{{Model: model}}, Tools: []tools.Factory{clock}}, "Make a file.")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if r.Err != nil || r.Answer != "Done." || r.Turns != 1 || strings.Join(r.Changed, " ") != "file" || !strings.Contains(r.Patch, "+made") {
 		t.Errorf("report %+v", r)
 	}
@@ -188,14 +175,10 @@ func TestRun(t *testing.T) {
 func TestRunRefusesWhatAsks(t *testing.T) {
 	o := options(t)
 	policy, err := policy.Preset("default")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	model := script(t, "  - calls: [{tool: shell, input: {command: \"echo made >file\"}}]\n  - text: Done.\n")
 	r, err := caisson.Run(t.Context(), caisson.Options{SandboxOptions: o, Profiles: []loop.Profile{{Model: model}}, Policy: policy}, "Make a file.")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if r.Err == nil || len(r.Changed) != 0 {
 		t.Errorf("report %+v", r)
 	}
@@ -205,9 +188,7 @@ func TestOpen(t *testing.T) {
 	o := options(t)
 	model := script(t, "  - text: First.\n  - calls: [{tool: shell, input: {command: \"exit 3\"}}]\n  - text: Second.\n")
 	s, err := caisson.Open(t.Context(), caisson.Options{SandboxOptions: o, Profiles: []loop.Profile{{Model: model}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, want := range []string{"First.", "Second."} {
 		if got, err := s.Ask(t.Context(), "go on"); err != nil || got != want {
 			t.Errorf("answer %q, %v; want %q", got, err, want)
@@ -233,9 +214,7 @@ func TestOpen(t *testing.T) {
 
 func TestBadOptions(t *testing.T) {
 	state := t.TempDir()
-	if err := os.Chmod(state, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chmod(state, 0o700))
 	model := script(t, "  - text: Done.\n")
 	host := caisson.HostOptions{StateDir: state, CacheDir: t.TempDir(), Environ: []string{}}
 	for name, tt := range map[string]struct {
@@ -273,9 +252,7 @@ func TestBadOptions(t *testing.T) {
 func TestDoctor(t *testing.T) {
 	o := options(t)
 	findings, err := caisson.Doctor(t.Context(), caisson.Options{SandboxOptions: o})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	results := map[string]string{}
 	for _, f := range findings {
 		if f.Detail == "" {
@@ -290,9 +267,7 @@ func TestDoctor(t *testing.T) {
 	}
 	o.Guest, o.Environ = "/nonexistent", []string{"PATH="}
 	findings, err = caisson.Doctor(t.Context(), caisson.Options{SandboxOptions: o})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, f := range findings {
 		if f.Check == "gvisor" && (f.Result != "failed" || !strings.Contains(f.Detail, "caisson-guest")) {
 			t.Errorf("without a guest: %+v", f)
