@@ -4,17 +4,14 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
@@ -46,13 +43,9 @@ func hostileSkill(t *testing.T, workspace string) {
 	text := "---\nname: theirs\ndescription: \"" + hostileText + "\"\nallowed-tools: [Read, \"" + hostileText + "\"]\n---\n" + raw + "\n"
 	for _, dir := range []string{"a" + strings.ReplaceAll(raw, "/", "") + "b", "theirs", "c\u202ed"} {
 		path := filepath.Join(workspace, ".agents/skills", dir, "SKILL.md")
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, path, text, 0o644)
 	}
-	if err := os.WriteFile(filepath.Join(workspace, "AGENTS.md"), []byte(raw), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(workspace, "AGENTS.md"), []byte(raw), 0o644))
 }
 
 // controls returns what a text must not bring to a dumb terminal: controls except line
@@ -75,17 +68,10 @@ func controls(text string) []string {
 func TestNothingHostileReachesATerminal(t *testing.T) {
 	show := func(w *world, answers []string, args ...string) (status int, shown string) {
 		t.Helper()
-		master, slave := openTerminal(t)
-		seen := watch(master, answers)
-		w.app.stdin, w.app.stdout, w.app.stderr = slave, slave, slave
-		w.app.size = func() (int, int) { return 100, 30 }
-		w.app.pressed = func(ctx context.Context, _ time.Duration) (bool, error) {
-			return ui.KeyPressed(ctx, slave, time.Millisecond)
-		}
+		seen := watch(t, answers)
+		w.use(seen.slave)
 		status = run(context.Background(), args, w.env, w.app)
-		fmt.Fprint(slave, endMark)
-		<-seen.done
-		return status, strings.TrimSuffix(seen.String(), endMark)
+		return status, seen.end()
 	}
 	for _, mode := range []string{"bind", "overlay"} {
 		t.Run(mode, func(t *testing.T) {

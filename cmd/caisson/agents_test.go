@@ -18,20 +18,11 @@ func agentHome(t *testing.T, config string) (h *hostile, env []string) {
 		"home/lib/node_modules/@openai/codex/package.json": `{"version":"9.8.7"}`,
 	} {
 		name = filepath.Join(filepath.Dir(h.home), name)
-		if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(name, []byte(text), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, name, text, 0o700)
 	}
 	bin := filepath.Join(h.home, "bin")
-	if err := os.MkdirAll(bin, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink("../lib/node_modules/@openai/codex/bin/codex", filepath.Join(bin, "codex")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(bin, 0o755))
+	must(t, os.Symlink("../lib/node_modules/@openai/codex/bin/codex", filepath.Join(bin, "codex")))
 	return h, []string{"PATH=" + h.dir + ":" + bin + ":/usr/bin:/bin"}
 }
 
@@ -68,9 +59,7 @@ func TestAgentsInstall(t *testing.T) {
 	h, env := agentHome(t, "")
 	bin := filepath.Join(h.home, "bin")
 	npm := func(script string) {
-		if err := os.WriteFile(filepath.Join(bin, "npm"), []byte("#!/bin/sh\n"+script), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(bin, "npm"), []byte("#!/bin/sh\n"+script), 0o755))
 	}
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
 	t.Setenv("FAKE_NETWORK", "proxy")

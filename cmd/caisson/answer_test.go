@@ -17,9 +17,7 @@ const answerSchema = `{
 
 func TestFormat(t *testing.T) {
 	f, err := newAnswerFormat([]byte(answerSchema))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if !strings.Contains(f.Request, `"$defs"`) {
 		t.Errorf("the model is not told the schema: %s", f.Request)
 	}

@@ -64,9 +64,7 @@ func TestRunAsksModels(t *testing.T) {
 			asked.Store(0)
 			w := newWorld(t, call)
 			config := filepath.Join(t.TempDir(), "config.yaml")
-			if err := os.WriteFile(config, []byte(tt.config+models), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(config, []byte(tt.config+models), 0o600))
 			var errs bytes.Buffer
 			w.app.stdout, w.app.stderr = io.Discard, &errs
 			w.env = append(w.env, "CAISSON_CONFIG="+config, "MY_KEY="+key)
@@ -96,9 +94,7 @@ func TestRunAsksModels(t *testing.T) {
 	// A workspace can't name models to ask, and a call needs a session's model.
 	w := newWorld(t, call)
 	config := filepath.Join(t.TempDir(), "config.yaml")
-	if err := os.WriteFile(config, []byte("workers: {models: [fast]}\n"+models), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(config, []byte("workers: {models: [fast]}\n"+models), 0o600))
 	w.env = append(w.env, "CAISSON_CONFIG="+config, "MY_KEY="+key)
 	var out, errs bytes.Buffer
 	w.app.stdout, w.app.stderr = &out, &errs

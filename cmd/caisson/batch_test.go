@@ -1,7 +1,6 @@
 package main
 
 import (
-	"os"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -16,12 +15,7 @@ func TestTaskVariables(t *testing.T) {
 		"instruction.md": "Hello.\n", "environment/Dockerfile": "FROM debian\n", "tests/test.sh": "true\n",
 	} {
 		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, path, text, 0o644)
 	}
 	env := environ{"OPENAI_API_KEY=sk-secret", "HOME=/home/ada"}
 	refused, err := loadTasks(env, []string{dir}, nil)

@@ -26,9 +26,7 @@ func (b *manyBatch) start(args ...string) (cmd *exec.Cmd, stderr *bytes.Buffer) 
 	b.t.Helper()
 	cmd, stderr = exec.CommandContext(b.t.Context(), "caisson", args...), new(bytes.Buffer)
 	cmd.Env, cmd.Stderr = b.env, stderr
-	if err := cmd.Start(); err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, cmd.Start())
 	return cmd, stderr
 }
 
@@ -73,9 +71,7 @@ func (b *manyBatch) wantWhole(args ...string) {
 		b.t.Errorf("%v, want %v", outcomes, want)
 	}
 	entries, err := os.ReadDir(b.out)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
 	for _, e := range entries {
 		if !strings.HasPrefix(e.Name(), "predictions-") && !slices.Contains([]string{"batch.json", "junit.xml", "lock", "report.html", "results.jsonl", "summary.json", "trials"}, e.Name()) {
 			b.t.Errorf("%s is left", e.Name())
@@ -96,18 +92,14 @@ func TestBatchFaults(t *testing.T) {
 	t.Parallel()
 	remount := func(b *manyBatch, flags uintptr, options string) {
 		b.t.Helper()
-		if err := unix.Mount("", b.out, "", unix.MS_REMOUNT|flags, options); err != nil {
-			b.t.Fatal(err)
-		}
+		must(b.t, unix.Mount("", b.out, "", unix.MS_REMOUNT|flags, options))
 	}
 	signals := func(status int, list ...os.Signal) func(b *manyBatch, args []string) {
 		return func(b *manyBatch, args []string) {
 			cmd, stderr := b.start(args...)
 			b.awaitResults(2)
 			for _, s := range list {
-				if err := cmd.Process.Signal(s); err != nil {
-					b.t.Fatal(err)
-				}
+				must(b.t, cmd.Process.Signal(s))
 				time.Sleep(50 * time.Millisecond)
 			}
 			b.wantEnd(cmd, stderr, status, "")
@@ -124,18 +116,14 @@ func TestBatchFaults(t *testing.T) {
 			_ = cmd.Process.Kill()
 			_ = cmd.Wait() // it was killed
 			before, err := os.ReadFile(filepath.Join(b.out, batch.SpecFile))
-			if err := errors.Join(err, do(b)); err != nil {
-				b.t.Fatal(err)
-			}
+			must(b.t, errors.Join(err, do(b)))
 			if text == "" {
 				return
 			}
 			cmd, stderr := b.start(args...)
 			b.wantEnd(cmd, stderr, status, text)
 			if status != 60 { // undo the change
-				if err := os.WriteFile(filepath.Join(b.out, batch.SpecFile), before, 0o644); err != nil {
-					b.t.Fatal(err)
-				}
+				must(b.t, os.WriteFile(filepath.Join(b.out, batch.SpecFile), before, 0o644))
 			}
 		}
 	}
@@ -158,20 +146,14 @@ func TestBatchFaults(t *testing.T) {
 			b.awaitResults(1)
 			// The second one waits for the lock of a killed process, so this must take
 			// longer.
-			if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-				b.t.Fatal(err)
-			}
+			must(b.t, cmd.Process.Signal(syscall.SIGSTOP))
 			second, secondErr := b.start(args...)
 			b.wantEnd(second, secondErr, 42, "another process runs a batch in this directory")
-			if err := cmd.Process.Signal(syscall.SIGCONT); err != nil {
-				b.t.Fatal(err)
-			}
+			must(b.t, cmd.Process.Signal(syscall.SIGCONT))
 			b.wantEnd(cmd, stderr, 60, "")
 		},
 		"full disk": func(b *manyBatch, args []string) {
-			if err := errors.Join(os.Mkdir(b.out, 0o755), unix.Mount("tmpfs", b.out, "tmpfs", 0, "size=400k")); err != nil {
-				b.t.Fatal(err)
-			}
+			must(b.t, errors.Join(os.Mkdir(b.out, 0o755), unix.Mount("tmpfs", b.out, "tmpfs", 0, "size=400k")))
 			b.t.Cleanup(func() {
 				if err := unix.Unmount(b.out, unix.MNT_DETACH); err != nil {
 					b.t.Error(err)
@@ -182,9 +164,7 @@ func TestBatchFaults(t *testing.T) {
 			remount(b, 0, "size=64m")
 		},
 		"read-only disk": func(b *manyBatch, args []string) {
-			if err := errors.Join(os.Mkdir(b.out, 0o755), unix.Mount("tmpfs", b.out, "tmpfs", 0, "")); err != nil {
-				b.t.Fatal(err)
-			}
+			must(b.t, errors.Join(os.Mkdir(b.out, 0o755), unix.Mount("tmpfs", b.out, "tmpfs", 0, "")))
 			b.t.Cleanup(func() {
 				if err := unix.Unmount(b.out, unix.MNT_DETACH); err != nil {
 					b.t.Error(err)
@@ -225,9 +205,7 @@ func TestBatchGradeKilled(t *testing.T) {
 	grade := []string{"batch", "grade", "--backend", "gvisor", "--parallel", "1", b.out, filepath.Join(b.top, "tasks.jsonl")}
 	graded := func() (dirs []string, lines int) {
 		dirs, err := filepath.Glob(filepath.Join(b.out, gradesDir, "*"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, dir := range dirs {
 			text, _ := os.ReadFile(filepath.Join(dir, batch.ResultsFile))
 			lines += bytes.Count(text, []byte{'\n'})
@@ -254,21 +232,15 @@ func TestBatchGradeKilled(t *testing.T) {
 		t.Errorf("%d verdicts in %v\n%s", lines, dirs, text)
 	}
 	sent := filepath.Join(b.out, gradesDir, "20990101T000000.000000000") // verdicts and a state that somebody sent
-	if err := errors.Join(os.CopyFS(sent, os.DirFS(dirs[0])), os.Mkdir(filepath.Join(sent, stateDir), 0o700)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.CopyFS(sent, os.DirFS(dirs[0])), os.Mkdir(filepath.Join(sent, stateDir), 0o700)))
 	kill(4*faultTasks + 2)
 	if _, err := os.Stat(filepath.Join(sent, stateDir)); err != nil {
 		t.Errorf("a verification that was not begun here went on: %v", err)
 	}
-	if err := os.RemoveAll(sent); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.RemoveAll(sent))
 	tasks := filepath.Join(b.top, "tasks.jsonl")
 	before, err := os.ReadFile(tasks)
-	if err := errors.Join(err, os.WriteFile(tasks, bytes.ReplaceAll(before, []byte("exit 0"), []byte("exit 3")), 0o644)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(err, os.WriteFile(tasks, bytes.ReplaceAll(before, []byte("exit 0"), []byte("exit 3")), 0o644)))
 	text, _ = b.run(60, grade...)
 	dirs, lines = graded()
 	if !strings.Contains(text, "4 verdicts are the same, 4 differ, 0 could not be had") || len(dirs) != 3 || lines < 4*faultTasks+2 {
@@ -281,9 +253,7 @@ func TestBatchGradeKilled(t *testing.T) {
 			}
 		}
 	}
-	if err := errors.Join(os.WriteFile(tasks, before, 0o644), os.RemoveAll(filepath.Join(b.out, gradesDir))); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.WriteFile(tasks, before, 0o644), os.RemoveAll(filepath.Join(b.out, gradesDir))))
 	b.wantWhole(args...)
 }
 
@@ -293,7 +263,5 @@ func (b *manyBatch) slowDown() {
 	for i := range faultTasks {
 		fmt.Fprintf(&lines, `{"id":"task-%05d","prompt":"Do nothing.","verify":"sleep 0.1; exit %d","limits":{"memory_mb":64}}`+"\n", i, i%2)
 	}
-	if err := os.WriteFile(filepath.Join(b.top, "tasks.jsonl"), []byte(lines.String()), 0o644); err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, os.WriteFile(filepath.Join(b.top, "tasks.jsonl"), []byte(lines.String()), 0o644))
 }

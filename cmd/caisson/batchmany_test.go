@@ -91,9 +91,7 @@ func newManyBatch(t *testing.T, tasks int) (b *manyBatch, args []string) {
 	}
 	for name, text := range files {
 		path := filepath.Join(b.top, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o755)); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, path, text, 0o755)
 	}
 	b.env = []string{"PATH=" + os.Getenv("PATH"), "FAKE_PATH=/usr/bin:/bin", "HOME=" + filepath.Join(b.top, "home"), "FAKE_BIN=" + filepath.Join(b.top, "bin"), "FAKE_DOCKER=no engine answers", "DOCKER_HOST=unix:///no/such.sock", "FAKE_UNMOUNTS=1", "CI=1"}
 	return b, append([]string{"batch", "--backend", "gvisor", "--out", b.out, "--parallel", "4"}, append(args, filepath.Join(b.top, "tasks.jsonl"))...)
@@ -171,9 +169,7 @@ func TestManyTrials(t *testing.T) {
 	}
 	t.Logf("%s: %d bytes", report.File, len(page))
 	if dir := os.Getenv("CAISSON_SAMPLE_REPORTS"); dir != "" {
-		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("many-%d.html", n)), page, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(dir, fmt.Sprintf("many-%d.html", n)), page, 0o644))
 	}
 }
 
@@ -183,9 +179,7 @@ const maxTrialBytes = 1024
 func (b *manyBatch) checkMemory(samples string, n int) {
 	b.t.Helper()
 	text, err := os.ReadFile(samples)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
 	var sumX, sumY, sumXX, sumXY, count float64
 	for line := range strings.Lines(string(text)) {
 		var lines, heap, resident, goroutines int

@@ -21,12 +21,8 @@ func TestClaimState(t *testing.T) {
 	list := func(dir string) string { return filepath.Join(dir, "caisson", "cleanup") }
 	state, sent := filepath.Join(top, "state"), filepath.Join(top, "sent")
 	claim(mine, state, true)
-	if err := os.MkdirAll(list(state), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.CopyFS(sent, os.DirFS(state)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(list(state), 0o700))
+	must(t, os.CopyFS(sent, os.DirFS(state)))
 	claim(mine, state, false)
 	if _, err := os.Stat(list(state)); err != nil {
 		t.Errorf("control: what a killed batch left is gone: %v", err)

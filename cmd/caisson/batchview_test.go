@@ -17,25 +17,17 @@ import (
 func TestBatchView(t *testing.T) {
 	dir := t.TempDir()
 	l, err := batch.OpenLedger(dir, batch.Spec{Agents: []string{batch.Nop}, Attempts: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, l.Close())
 	signals, ended := make(chan os.Signal, 1), make(chan int, 1)
 	a := newApp(signals, func(int) { t.Error("exited at once") })
 	read, write := io.Pipe()
 	a.stdout = write
 	go func() { ended <- run(t.Context(), []string{"batch", "view", dir}, nil, a) }()
 	address, err := bufio.NewReader(read).ReadString('\n')
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r, err := http.Get(strings.TrimSpace(address))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	page, err := io.ReadAll(r.Body)
 	if err != nil || r.StatusCode != http.StatusOK || !strings.Contains(string(page), "Leaderboard") {
 		t.Errorf("status %d, %v: %s", r.StatusCode, err, page)

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,9 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/runner/record"
 )
 
@@ -37,10 +33,7 @@ func chatOn(t *testing.T, term string, steps []step, turns string, args ...strin
 func chatIn(t *testing.T, w *world, term string, steps []step, args ...string) (status int, shown string) {
 	t.Helper()
 	master, slave := openTerminal(t)
-	before, err := unix.IoctlGetTermios(int(slave.Fd()), unix.TCGETS)
-	if err != nil {
-		t.Fatal(err)
-	}
+	before := modeOf(t, slave)
 	var text bytes.Buffer
 	signals := make(chan os.Signal, 1)
 	w.app.signals = signals
@@ -69,19 +62,14 @@ func chatIn(t *testing.T, w *world, term string, steps []step, args ...string) (
 			}
 		}
 	}()
-	w.app.stdin, w.app.stdout, w.app.stderr = slave, slave, slave
-	w.app.size = func() (int, int) { return 100, 30 }
-	w.app.pressed = func(ctx context.Context, _ time.Duration) (bool, error) {
-		return ui.KeyPressed(ctx, slave, time.Millisecond)
-	}
+	w.use(slave)
 	w.env = append(w.env, "TERM="+term)
 	w.args[0] = "chat"
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	status = run(ctx, append(w.args, args...), w.env, w.app)
-	after, err := unix.IoctlGetTermios(int(slave.Fd()), unix.TCGETS)
-	if err != nil || *after != *before {
-		t.Errorf("the terminal is left as %+v, was %+v, %v", after, before, err)
+	if after := modeOf(t, slave); after != before {
+		t.Errorf("the terminal is left as %+v, was %+v", after, before)
 	}
 	fmt.Fprint(slave, endMark)
 	<-done
@@ -133,9 +121,7 @@ func TestStoppingATurn(t *testing.T) {
 func TestUnsentMessageStays(t *testing.T) {
 	w := newWorld(t, "  - calls: [{tool: shell, input: {command: sleep 1}}]\n  - text: the end\n")
 	settings := filepath.Join(w.dir, "../home/.config/caisson/config.yaml")
-	if err := errors.Join(os.MkdirAll(filepath.Dir(settings), 0o700), os.WriteFile(settings, []byte("limits: {session: {max_tool_calls: 1}}\n"), 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, settings, "limits: {session: {max_tool_calls: 1}}\n", 0o600)
 	status, shown := chatIn(t, w, "xterm", []step{
 		{"› ", "begin\r"},
 		{"sleep 1", "first\rsecond\r"},
@@ -256,9 +242,7 @@ func TestAnUnfinishedTurnIsResumed(t *testing.T) {
 		"  - calls: [{tool: list_dir, input: {path: .}}]\n  - text: the end\n")
 	path := w.onlyTrace(t)
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var kept []byte
 	for line := range bytes.Lines(text) { // as if killed here
 		if kept = append(kept, line...); bytes.Contains(line, []byte(`"tool.completed"`)) {

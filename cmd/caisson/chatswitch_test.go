@@ -17,9 +17,7 @@ import (
 func (w *world) addScript(t *testing.T, name, turns string) string {
 	t.Helper()
 	path := filepath.Join(filepath.Dir(w.dir), name+".yaml")
-	if err := os.WriteFile(path, []byte("version: 1\nname: "+name+"\nturns:\n"+turns), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte("version: 1\nname: "+name+"\nturns:\n"+turns), 0o600))
 	return "replay/" + path
 }
 
@@ -112,9 +110,7 @@ func TestGoingBackFromADamagedSession(t *testing.T) {
 	}
 	path := w.onlyTrace(t)
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	damaged := bytes.Replace(text, []byte("an answer"), []byte("no answer"), 1)
 	if err := os.WriteFile(path, damaged, 0o600); err != nil || bytes.Equal(text, damaged) {
 		t.Fatalf("the records were not changed: %v", err)

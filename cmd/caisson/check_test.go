@@ -31,9 +31,7 @@ func TestChecks(t *testing.T) {
 		t.Skip("needs root, to mount an overlay")
 	}
 	schema := filepath.Join(t.TempDir(), "schema.json")
-	if err := os.WriteFile(schema, []byte(`{"type":"object","required":["ok"],"properties":{"ok":{"type":"boolean"}}}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(schema, []byte(`{"type":"object","required":["ok"],"properties":{"ok":{"type":"boolean"}}}`), 0o600))
 	const good, bad = `{"ok": true}`, `{"ok": "yes"}`
 	overlay := []string{"--apply", "--policy", "sandboxed"}
 	verify := func(command string) []string { return []string{"--verify", command} }
@@ -93,9 +91,7 @@ func readReport(t *testing.T, w *world) string {
 	}
 	slices.Sort(all)
 	text, err := os.ReadFile(all[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(text)
 }
 
@@ -167,13 +163,9 @@ func TestReplayStrict(t *testing.T) {
 			}
 			var report runner.Report
 			text := readReport(t, w)
-			if err := json.Unmarshal([]byte(text), &report); err != nil {
-				t.Fatal(err)
-			}
+			must(t, json.Unmarshal([]byte(text), &report))
 			junit, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			for _, want := range c.listed {
 				if !strings.Contains(text, want) {
 					t.Errorf("no %s in the report", want)
@@ -191,9 +183,7 @@ func TestReplayStrict(t *testing.T) {
 func TestCheckFlags(t *testing.T) {
 	dir := t.TempDir()
 	schema, file, summary, output := filepath.Join(dir, "schema"), filepath.Join(dir, "junit.xml"), filepath.Join(dir, "summary"), filepath.Join(dir, "output")
-	if err := os.WriteFile(schema, []byte(`{"$ref":"http://x"}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(schema, []byte(`{"$ref":"http://x"}`), 0o600))
 	for _, c := range []struct {
 		args   []string
 		status int

@@ -128,13 +128,9 @@ func TestCIRunnersObeyNothing(t *testing.T) {
 func equalJSON(t *testing.T, a, b any) bool {
 	t.Helper()
 	x, err := json.Marshal(a)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	y, err := json.Marshal(b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return bytes.Equal(x, y)
 }
 

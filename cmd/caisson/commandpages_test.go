@@ -25,16 +25,12 @@ func TestCommandPages(t *testing.T) {
 	dir := filepath.Join("..", "..", "docs", "commands")
 	pages := commandPages()
 	if *updatePages {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(dir, 0o755))
 	}
 	for name, want := range pages {
 		path := filepath.Join(dir, name)
 		if *updatePages {
-			if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(path, []byte(want), 0o644))
 		}
 		got, err := os.ReadFile(path)
 		if err != nil {
@@ -46,9 +42,7 @@ func TestCommandPages(t *testing.T) {
 		}
 	}
 	found, err := filepath.Glob(filepath.Join(dir, "*.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, path := range found {
 		if _, ok := pages[filepath.Base(path)]; !ok {
 			t.Errorf("%s is the page of no command", path)
@@ -77,12 +71,8 @@ func TestManPages(t *testing.T) {
 		if *manDir == "" {
 			continue
 		}
-		if err := os.MkdirAll(*manDir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(*manDir, pageName(cmd)+".1"), []byte(page), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(*manDir, 0o755))
+		must(t, os.WriteFile(filepath.Join(*manDir, pageName(cmd)+".1"), []byte(page), 0o644))
 	}
 	if count < 20 {
 		t.Errorf("%d man pages", count)

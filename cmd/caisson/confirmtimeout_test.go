@@ -32,12 +32,7 @@ func TestConfirmTimeout(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t, turns)
 			config := filepath.Join(filepath.Dir(w.dir), "home", ".config", "caisson", "config.yaml")
-			if err := os.MkdirAll(filepath.Dir(config), 0o700); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(config, []byte(c.config), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			writeFile(t, config, c.config, 0o600)
 			w.env = append(w.env, c.variable)
 			begun := time.Now()
 			status, shown := w.onNewTerminal(t, c.answers, append([]string{"--policy", "default"}, c.args...)...)
@@ -79,12 +74,8 @@ func TestServeConfirmTimeout(t *testing.T) {
 				return text
 			}
 			var session, turn struct{ ID, Turn string }
-			if err := json.Unmarshal([]byte(call("POST", "/sessions", `{"workspace":"one"}`)), &session); err != nil {
-				t.Fatal(err)
-			}
-			if err := json.Unmarshal([]byte(call("POST", "/sessions/"+session.ID+"/turns", `{"message":"do it"}`)), &turn); err != nil {
-				t.Fatal(err)
-			}
+			must(t, json.Unmarshal([]byte(call("POST", "/sessions", `{"workspace":"one"}`)), &session))
+			must(t, json.Unmarshal([]byte(call("POST", "/sessions/"+session.ID+"/turns", `{"message":"do it"}`)), &turn))
 			trace := filepath.Join(s.home, ".local/state/caisson/sessions", session.ID, "trace.jsonl")
 			await := func(kind record.Kind) string {
 				for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {

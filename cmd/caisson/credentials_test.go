@@ -51,12 +51,7 @@ func TestCredentialsInURLs(t *testing.T) {
 			w.env = append(w.env, tc.env...)
 			if tc.config != "" {
 				path := filepath.Join(home, ".config", "caisson", "config.yaml")
-				if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.WriteFile(path, []byte(tc.config), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				writeFile(t, path, tc.config, 0o600)
 			}
 			var out, errs bytes.Buffer
 			w.app.stdout, w.app.stderr = &out, &errs

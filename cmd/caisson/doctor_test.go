@@ -24,9 +24,7 @@ func files(t *testing.T, content map[string]string) string {
 	dir := t.TempDir()
 	for name, text := range content {
 		path := filepath.Join(dir, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, path, text, 0o644)
 	}
 	return dir
 }
@@ -60,9 +58,7 @@ func openTestBackends(t *testing.T, text string, env ...string) *backends {
 	a := newApp(nil, nil)
 	a.requirements, a.environ = "", env
 	bs, err := openDefaultBackends(&a)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(bs.close)
 	return bs
 }
@@ -70,9 +66,7 @@ func openTestBackends(t *testing.T, text string, env ...string) *backends {
 func TestDoctorPolicy(t *testing.T) {
 	here := t.TempDir()
 	open := filepath.Join(here, "open")
-	if err := errors.Join(os.Mkdir(open, 0o755), os.Chmod(open, 0o777)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.Mkdir(open, 0o755), os.Chmod(open, 0o777)))
 	for _, tt := range []struct {
 		name, text string
 		result     doctor.Result
@@ -131,15 +125,11 @@ func TestDoctorApprovals(t *testing.T) {
 		{"a denial of a tool that is denied", "{policy: {preset: readonly}}", approval.Grant{Tool: "shell", Workspace: there, Decision: approval.DecisionDeny}, "", "which the policy denies"},
 	} {
 		s := openTestBackends(t, tt.text)
-		if err := s.environ.grantStore().Add(tt.grant); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.environ.grantStore().Add(tt.grant))
 		requireFinding(t, tt.name, s.checkPolicy(nil), tt.result, tt.words)
 	}
 	s := openTestBackends(t, "{}")
-	if err := os.WriteFile(filepath.Join(s.environ.stateDir(), "approvals.json"), []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(s.environ.stateDir(), "approvals.json"), []byte("{"), 0o600))
 	requireFinding(t, "damaged", s.checkPolicy(nil), doctor.Warning, "was damaged and counts as empty")
 }
 
@@ -153,25 +143,17 @@ func TestDoctorTrust(t *testing.T) {
 	}{
 		{"as it was trusted", func() {}, "", work},
 		{"changed", func() {
-			if err := os.WriteFile(filepath.Join(work, ".caisson/config.yaml"), []byte("image: other\n"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(filepath.Join(work, ".caisson/config.yaml"), []byte("image: other\n"), 0o600))
 		}, doctor.Warning, "settings that differ from the trusted ones"},
 		{"gone", func() {
-			if err := os.RemoveAll(work); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.RemoveAll(work))
 		}, doctor.Warning, work + ", a trusted workspace, is not a directory"},
 	} {
 		s := openTestBackends(t, "{}")
 		ws, err := runner.OpenWorkspace(work, runner.Protected{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		own, err := readOwn(ws)
-		if err := errors.Join(err, ws.Close(), s.environ.trustStore().Add(work, own.files)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(err, ws.Close(), s.environ.trustStore().Add(work, own.files)))
 		tt.change()
 		// The folder is below one for temporary files, which is said of its own.
 		found := slices.DeleteFunc(s.checkPolicy(nil), func(f doctor.Finding) bool { return strings.Contains(f.Detail, "create directories") })
@@ -188,9 +170,7 @@ func TestDoctorTrust(t *testing.T) {
 func TestDoctorConfiguration(t *testing.T) {
 	tokens := files(t, map[string]string{"readable": "t", "private": "t"})
 	readable, private := filepath.Join(tokens, "readable"), filepath.Join(tokens, "private")
-	if err := os.Chmod(private, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chmod(private, 0o600))
 	for _, tt := range []struct {
 		name, text string
 		mode       os.FileMode
@@ -216,9 +196,7 @@ func TestDoctorConfiguration(t *testing.T) {
 		{"a registry of this machine", "images: {plain_http: ['localhost:5000']}", 0o644, "", "without TLS"},
 	} {
 		s := openTestBackends(t, tt.text)
-		if err := os.Chmod(s.environ.get("CAISSON_CONFIG"), tt.mode); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Chmod(s.environ.get("CAISSON_CONFIG"), tt.mode))
 		requireFinding(t, tt.name, s.checkConfig(), tt.result, tt.words)
 	}
 }
@@ -253,9 +231,7 @@ func TestDoctorModel(t *testing.T) {
 func TestDoctorState(t *testing.T) {
 	s := openTestBackends(t, "{}")
 	requireFinding(t, "below a folder for temporary files", []doctor.Finding{doctor.CheckState(s.environ.stateDir(), s.environ.temporaryDirs())}, doctor.Warning, "which is emptied")
-	if err := os.Chmod(s.environ.stateDir(), 0o777); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chmod(s.environ.stateDir(), 0o777))
 	requireFinding(t, "others can write it", []doctor.Finding{doctor.CheckState(s.environ.stateDir(), s.environ.temporaryDirs())}, doctor.Failed, "can be written by other users")
 }
 
@@ -269,9 +245,7 @@ func TestDoctorLayout(t *testing.T) {
 		{Check: "two", Result: doctor.Failed, Detail: "bad \x1b[2J", Hint: strings.Repeat("hint ", 40)},
 		{Check: "three", Result: doctor.OK, Detail: strings.Repeat("CVE-2025-31133, ", 20)},
 	})
-	if err := showFindings(&d, found, false); err != nil {
-		t.Fatal(err)
-	}
+	must(t, showFindings(&d, found, false))
 	for line := range strings.Lines(out.String()) {
 		if len([]rune(strings.TrimRight(line, "\n"))) > 80 || strings.ContainsRune(line, '\x1b') {
 			t.Errorf("%q", line)
@@ -300,9 +274,7 @@ func TestDoctorLeftovers(t *testing.T) {
 	} {
 		bin := t.TempDir()
 		for _, name := range []string{"caisson-guest", "runsc", "runc"} {
-			if err := os.WriteFile(filepath.Join(bin, name), []byte("#!/bin/sh\n"), 0o700); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(filepath.Join(bin, name), []byte("#!/bin/sh\n"), 0o700))
 		}
 		s := openTestBackends(t, "{}", "PATH="+bin).settings
 		s.deps.backend = func(b caisson.BackendSettings) (sandbox.Backend, error) {
@@ -313,9 +285,7 @@ func TestDoctorLeftovers(t *testing.T) {
 			return fake, nil
 		}
 		bs, err := openBackends(s, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		requireFinding(t, tt.state, []doctor.Finding{bs.checkSandboxes(t.Context())}, tt.result, tt.words)
 	}
 }

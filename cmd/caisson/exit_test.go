@@ -112,9 +112,7 @@ func TestClientFacts(t *testing.T) {
 	for _, forClients := range []bool{false, true} {
 		image := "debian:stable"
 		c, err := config.Load(config.Options{Flags: config.File{Image: &image}, NameKeys: forClients, Requirements: t.TempDir() + "/none"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		b := &sessionBuilder{backends: &backends{settings: &settings{conf: c, forClients: forClients}}}
 		if got := b.describeAbsent(make([]host.Absent, 2)); len(got) != 1 || strings.Contains(got[0], "caisson doctor") == forClients {
 			t.Errorf("for clients %v: %q", forClients, got)
@@ -129,9 +127,7 @@ func TestToolchainLine(t *testing.T) {
 	s.conf.HostImage.Toolchains = []string{"/opt/a b"}
 	line := s.toolchainLine([]string{"/home/me/.cargo/bin", "/opt/x: [y]", "/home/meow", "/opt/\"q\"<\t"})
 	file := filepath.Join(t.TempDir(), "config.yaml")
-	if err := os.WriteFile(file, []byte(line+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, []byte(line+"\n"), 0o600))
 	c, err := config.Load(config.Options{Environ: s.environ, Path: file, Needed: true})
 	if err != nil {
 		t.Fatalf("%s: %v", line, err)

@@ -4,7 +4,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"path/filepath"
 	"sync/atomic"
 	"testing"
@@ -40,24 +39,10 @@ func TestFetchScripts(t *testing.T) {
 		Dir: filepath.Join("testdata", "fetch"), RequireExplicitExec: true,
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){"exits": exits},
 		Setup: func(e *testscript.Env) error {
-			bin := filepath.Join(e.WorkDir, "bin")
-			for _, dir := range []string{bin, filepath.Join(e.WorkDir, "home"), filepath.Join(e.WorkDir, "ws")} {
-				if err := os.MkdirAll(dir, 0o755); err != nil {
-					return err
-				}
-			}
-			for _, name := range []string{"caisson", "caisson-guest", "runsc"} {
-				if err := os.WriteFile(filepath.Join(bin, name), []byte("#!/bin/sh\n"), 0o755); err != nil {
-					return err
-				}
-			}
-			for name, value := range map[string]string{
-				"HOME": filepath.Join(e.WorkDir, "home"), "FAKE_BIN": bin, "FAKE_DOCKER": "no engine answers", "DOCKER_HOST": "unix:///no/such.sock",
-				"PAGES": pages.URL, "CANARY": canary.URL, "CAISSON_CONFIG": filepath.Join(e.WorkDir, "config.yaml"),
-			} {
-				e.Setenv(name, value)
-			}
-			return nil
+			e.Setenv("PAGES", pages.URL)
+			e.Setenv("CANARY", canary.URL)
+			e.Setenv("CAISSON_CONFIG", filepath.Join(e.WorkDir, "config.yaml"))
+			return setUpScript(e)
 		},
 	})
 	if n := hits.Load(); n != 0 {

@@ -90,9 +90,7 @@ func TestNoCommand(t *testing.T) {
 		w.app.size = func() (int, int) { return 80, 24 }
 		if model != "" {
 			dir := filepath.Join(filepath.Dir(w.dir), "home", ".config", "caisson")
-			if err := errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(filepath.Join(dir, "config.yaml"), []byte("model: "+model+"\n"), 0o600)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(filepath.Join(dir, "config.yaml"), []byte("model: "+model+"\n"), 0o600)))
 		}
 		run(t.Context(), nil, w.env, w.app)
 		if talks := strings.Contains(errs.String(), "this is caisson chat; caisson --help lists all commands"); talks != (model != "") || talks == strings.Contains(out.String(), "Available Commands") {
@@ -104,9 +102,7 @@ func TestNoCommand(t *testing.T) {
 // TestBrokenPipe: a reader that stops early is no error.
 func TestBrokenPipe(t *testing.T) {
 	r, out, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer out.Close()
 	r.Close()
 	w := newWorld(t, "")
@@ -122,9 +118,7 @@ func TestBrokenPipe(t *testing.T) {
 func TestFlagsAreGrouped(t *testing.T) {
 	real := newApp(nil, nil)
 	cmd, _, err := newRoot(&real).Find([]string{"run"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cmd.InitDefaultHelpFlag()
 	groups := groupsByFlag()
 	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {

@@ -36,9 +36,7 @@ type hostile struct {
 func newHostile(t *testing.T) *hostile {
 	t.Helper()
 	root, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	h := &hostile{dir: filepath.Join(root, "ws"), home: filepath.Join(root, "home"), marks: filepath.Join(root, "marks")}
 	h.canary = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusBadRequest) }))
 	h.canary.Config.ConnState = func(_ net.Conn, s http.ConnState) {
@@ -49,19 +47,9 @@ func newHostile(t *testing.T) *hostile {
 	h.canary.Start()
 	t.Cleanup(h.canary.Close)
 	address := strings.TrimPrefix(h.canary.URL, "http://")
-	write := func(name, text string, mode os.FileMode) {
-		path := filepath.Join(h.dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), mode); err != nil {
-			t.Fatal(err)
-		}
-	}
+	write := func(name, text string, mode os.FileMode) { writeFile(t, filepath.Join(h.dir, name), text, mode) }
 	for _, dir := range []string{h.home, h.marks} {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(dir, 0o755))
 	}
 	write(".caisson/config.yaml", fmt.Sprintf(`
 model: evil
@@ -93,9 +81,7 @@ on_prompt: allow
 func (h *hostile) marked(t *testing.T) []string {
 	t.Helper()
 	entries, err := os.ReadDir(h.marks)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var names []string
 	for _, e := range entries {
 		names = append(names, e.Name())
@@ -137,15 +123,7 @@ func (h *hostile) runTo(t *testing.T, env []string, stdout io.Writer, args ...st
 // beside puts programs that Caisson starts where it looks first.
 func (h *hostile) beside(t *testing.T) {
 	t.Helper()
-	dir := filepath.Join(h.home, "bin")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []string{"caisson", "caisson-guest", "runsc", "runc"} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/true\n"), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
+	must(t, writePrograms(filepath.Join(h.home, "bin")))
 }
 
 func (h *hostile) quiet(t *testing.T) {
@@ -168,9 +146,7 @@ func (h *hostile) quiet(t *testing.T) {
 // TestNothingOfAWorkspaceIsObeyed (acceptance 29 and 31).
 func TestNothingOfAWorkspaceIsObeyed(t *testing.T) {
 	script := filepath.Join(t.TempDir(), "script.yaml")
-	if err := os.WriteFile(script, []byte("version: 1\nname: x\nturns:\n  - calls: [{tool: shell, input: {command: env}}, {tool: grep, input: {pattern: x}}]\n  - text: done\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(script, []byte("version: 1\nname: x\nturns:\n  - calls: [{tool: shell, input: {command: env}}, {tool: grep, input: {pattern: x}}]\n  - text: done\n"), 0o600))
 	for name, tc := range map[string]struct {
 		beside bool
 		env    []string
@@ -225,9 +201,7 @@ func TestWhatAWorkspaceCouldDo(t *testing.T) {
 		h := newHostile(t)
 		h.beside(t)
 		text, err := os.ReadFile(filepath.Join(h.dir, ".env"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		var env []string
 		for line := range strings.Lines(string(text)) {
 			if name, _, _ := strings.Cut(line, "="); name == "OPENAI_BASE_URL" || name == "OPENAI_API_KEY" {
@@ -252,9 +226,7 @@ func TestWhatAWorkspaceCouldDo(t *testing.T) {
 				t.Errorf("PATH=%s runs %q", path, names)
 			}
 			for _, name := range h.marked(t) {
-				if err := os.Remove(filepath.Join(h.marks, name)); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.Remove(filepath.Join(h.marks, name)))
 			}
 		}
 	})

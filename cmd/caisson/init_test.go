@@ -32,9 +32,7 @@ func TestSuggestToolchains(t *testing.T) {
 func TestSuggest(t *testing.T) {
 	home := t.TempDir()
 	modules := filepath.Join(home, "mod/cache/download")
-	if err := os.MkdirAll(modules, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(modules, 0o755))
 	golang := project.Found{Tool: project.Tool{Name: "Go", Cache: "go"}}
 	found := []project.Found{golang, {Tool: project.Tool{Name: "Gradle", Cache: "~/.gradle"}}, {Tool: project.Tool{Name: "Rust"}}}
 	s := &settings{environ: environ{"HOME=" + home, "GOMODCACHE=" + home + "/mod"}}
@@ -50,13 +48,9 @@ func TestSuggest(t *testing.T) {
 		t.Fatalf("settings:\n%s\nwant:\n%s", text, want)
 	}
 	// They are settings, and nothing is missing once they are there.
-	if err := os.Mkdir(filepath.Join(home, "app"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(filepath.Join(home, "app"), 0o755))
 	file := filepath.Join(home, "config.yaml")
-	if err := os.WriteFile(file, []byte(want), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, []byte(want), 0o600))
 	var err error
 	if s.conf, err = config.Load(config.Options{Environ: s.environ, Path: file, Workspace: resolvePath(filepath.Join(home, "app"))}); err != nil {
 		t.Fatal(err)

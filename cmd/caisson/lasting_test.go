@@ -3,29 +3,21 @@ package main
 import (
 	"bytes"
 	"context"
-	"fmt"
+	"io"
+	"slices"
 	"strings"
 	"testing"
-	"time"
-
-	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 )
 
 func (w *world) onNewTerminal(t *testing.T, answers []string, args ...string) (status int, shown string) {
 	t.Helper()
-	master, slave := openTerminal(t)
-	seen := watch(master, answers)
+	seen := watch(t, answers)
 	one := *w
-	one.app.stdin, one.app.stdout, one.app.stderr = slave, &bytes.Buffer{}, slave
-	one.app.size = func() (int, int) { return 100, 30 }
-	one.app.pressed = func(ctx context.Context, _ time.Duration) (bool, error) {
-		return ui.KeyPressed(ctx, slave, time.Millisecond)
-	}
-	one.env = append(append([]string{}, w.env...), "TERM=xterm")
+	one.use(seen.slave)
+	one.app.stdout = io.Discard
+	one.env = append(slices.Clone(w.env), "TERM=xterm")
 	status = one.run(append([]string{"--timeout", "1m"}, args...)...)
-	fmt.Fprint(slave, endMark)
-	<-seen.done
-	return status, strings.TrimSuffix(seen.String(), endMark)
+	return status, seen.end()
 }
 
 // TestAlwaysAtTheTerminal: lasting answers apply in the next run until they are

@@ -89,18 +89,14 @@ func runLimited(t *testing.T, m *limitedModel, settings, profile string, env ...
 	w := newWorld(t, "  - text: done\n")
 	config := filepath.Join(filepath.Dir(w.dir), "limits.yaml")
 	text := fmt.Sprintf("model: main\npolicy: {preset: readonly}\nstream: false\n%s\nmodels: {main: {model: m, base_url: %q, max_retries: 0, %s}}\n", settings, m.server.URL+"/v1", profile)
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(config, []byte(text), 0o600))
 	var out, errs bytes.Buffer
 	w.app.stdout, w.app.stderr = &out, &errs
 	r := limitedRun{status: run(t.Context(), []string{"run", "--json", "--workspace", w.dir, "task"}, append(append(w.env, "CAISSON_CONFIG="+config), env...), w.app)}
 	r.output, r.errs = out.String(), errs.String()
 	for line := range strings.Lines(r.output) {
 		var rec record.Record
-		if err := json.Unmarshal([]byte(line), &rec); err != nil {
-			t.Fatal(err)
-		}
+		must(t, json.Unmarshal([]byte(line), &rec))
 		var err error
 		switch rec.Kind {
 		case record.KindSessionEnded:
@@ -110,9 +106,7 @@ func runLimited(t *testing.T, m *limitedModel, settings, profile string, env ...
 			err = json.Unmarshal(rec.Payload, &p)
 			r.warned = append(r.warned, p)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	return r
 }
@@ -227,12 +221,8 @@ func TestNoCeilingTouchesNothing(t *testing.T) {
 	if _, err := os.Lstat(dir); !os.IsNotExist(err) {
 		t.Errorf("%s: %v", dir, err)
 	}
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "ledger.json"), []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(dir, 0o700))
+	must(t, os.WriteFile(filepath.Join(dir, "ledger.json"), []byte("{"), 0o600))
 	before := m.requests.Load()
 	r := runLimited(t, m, "limits: {day: {max_requests: 100}}", "", "XDG_STATE_HOME="+state)
 	if r.status != exitConfig || m.requests.Load() != before || !strings.Contains(r.errs, "is damaged") || !strings.Contains(r.errs, "remove it") {

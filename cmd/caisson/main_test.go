@@ -100,28 +100,45 @@ func TestScripts(t *testing.T) {
 			return os.Getuid() == 0, nil
 		},
 		Setup: func(e *testscript.Env) error {
-			home, bin := filepath.Join(e.WorkDir, "home"), filepath.Join(e.WorkDir, "bin")
-			for _, dir := range []string{home, bin, filepath.Join(e.WorkDir, "ws")} {
-				if err := os.MkdirAll(dir, 0o755); err != nil {
-					return err
-				}
-			}
-			for _, name := range []string{"caisson", "caisson-guest", "runsc", "runc"} {
-				if err := os.WriteFile(filepath.Join(bin, name), []byte("#!/bin/sh\n"), 0o755); err != nil {
-					return err
-				}
-			}
-			e.Setenv("HOME", home)
-			e.Setenv("FAKE_BIN", bin)
-			e.Setenv("FAKE_DOCKER", "no engine answers")
-			e.Setenv("REGISTRY", host)
-			e.Setenv("DOCKER_HOST", "unix:///no/such.sock")
-			if err := writeImages(e.WorkDir); err != nil {
+			if err := setUpScript(e); err != nil {
 				return err
 			}
-			return nil
+			e.Setenv("REGISTRY", host)
+			return writeImages(e.WorkDir)
 		},
 	})
+}
+
+// setUpScript gives a script a home, a workspace and programs.
+func setUpScript(e *testscript.Env) error {
+	home, bin := filepath.Join(e.WorkDir, "home"), filepath.Join(e.WorkDir, "bin")
+	e.Setenv("HOME", home)
+	e.Setenv("FAKE_BIN", bin)
+	e.Setenv("FAKE_DOCKER", "no engine answers")
+	e.Setenv("DOCKER_HOST", "unix:///no/such.sock")
+	return errors.Join(os.MkdirAll(home, 0o755), os.MkdirAll(filepath.Join(e.WorkDir, "ws"), 0o755), writePrograms(bin))
+}
+
+// writePrograms writes the programs that Caisson looks for into a directory.
+func writePrograms(dir string) error {
+	err := os.MkdirAll(dir, 0o755)
+	for _, name := range []string{"caisson", "caisson-guest", "runsc", "runc"} {
+		err = errors.Join(err, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"), 0o755))
+	}
+	return err
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// writeFile writes a file, and makes its directory.
+func writeFile(t testing.TB, path, text string, mode os.FileMode) {
+	t.Helper()
+	must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), mode)))
 }
 
 // exits is exec for a program that must end with a given status:

@@ -28,9 +28,7 @@ type openWatch struct {
 func watchOpens(t *testing.T, read string, opened ...string) *openWatch {
 	t.Helper()
 	fd, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { unix.Close(fd) })
 	w := &openWatch{t, fd, map[int32]string{}}
 	for _, path := range append(opened, read) {
@@ -39,9 +37,7 @@ func watchOpens(t *testing.T, read string, opened ...string) *openWatch {
 			mask = unix.IN_ACCESS
 		}
 		wd, err := unix.InotifyAddWatch(fd, path, mask)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		w.paths[int32(wd)] = path
 	}
 	return w
@@ -58,9 +54,7 @@ func (w *openWatch) take() []string {
 			slices.Sort(opened)
 			return slices.Compact(opened)
 		}
-		if err != nil {
-			w.t.Fatal(err)
-		}
+		must(w.t, err)
 		for b := buf[:n]; len(b) > 0; {
 			size := unix.SizeofInotifyEvent + int(binary.NativeEndian.Uint32(b[12:]))
 			name := strings.TrimRight(string(b[unix.SizeofInotifyEvent:size]), "\x00")
@@ -144,16 +138,10 @@ func TestLastResumable(t *testing.T) {
 		}
 	}
 	find("is right", all[1])
-	if err := os.Remove(filepath.Join(sessiondir.Path(state, all[1]), "trace.jsonl")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(filepath.Join(sessiondir.Path(state, all[1]), "trace.jsonl")))
 	find("names one without records", all[0])
-	if err := sessiondir.SetLast(sessiondir.Path(state, "ses_x"), w.dir); err != nil {
-		t.Fatal(err)
-	}
+	must(t, sessiondir.SetLast(sessiondir.Path(state, "ses_x"), w.dir))
 	find("names none", all[0])
-	if err := os.RemoveAll(filepath.Join(state, "last")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.RemoveAll(filepath.Join(state, "last")))
 	find("is missing", all[0])
 }

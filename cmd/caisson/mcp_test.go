@@ -28,9 +28,7 @@ func serversOf(t *testing.T, h *hostile, env ...string) listedServers {
 	if status != exitDone {
 		t.Fatalf("status %d: %s", status, stderr)
 	}
-	if err := json.Unmarshal([]byte(out), &list); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal([]byte(out), &list))
 	return list
 }
 
@@ -38,18 +36,10 @@ func serversOf(t *testing.T, h *hostile, env ...string) listedServers {
 func newServerWorkspace(t *testing.T, servers, user string) *hostile {
 	t.Helper()
 	h := newHostile(t)
-	if err := os.Remove(filepath.Join(h.dir, ".caisson", "config.yaml")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(filepath.Join(h.dir, ".caisson", "config.yaml")))
 	config := filepath.Join(h.home, ".config", "caisson", "config.yaml")
-	if err := os.MkdirAll(filepath.Dir(config), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	for path, text := range map[string]string{filepath.Join(h.dir, ".mcp.json"): servers, config: user} {
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
+	writeFile(t, config, user, 0o600)
+	writeFile(t, filepath.Join(h.dir, ".mcp.json"), servers, 0o600)
 	return h
 }
 
@@ -97,18 +87,12 @@ func TestWorkspaceServersNeedTrust(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(h.dir, ".mcp.json")
-			if err := os.Remove(path); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Remove(path))
 			defer func() {
-				if err := os.WriteFile(path, []byte(servers), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.WriteFile(path, []byte(servers), 0o600))
 			}()
 			if tc.text != "" {
-				if err := os.WriteFile(path, []byte(tc.text), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.WriteFile(path, []byte(tc.text), 0o600))
 			}
 			list := serversOf(t, h, env...)
 			if len(list.Servers) != 0 || len(list.Ignored) != 1 || !strings.Contains(list.Ignored[0].Why, tc.want) {
@@ -202,9 +186,7 @@ func serveMCP(t *testing.T) string {
 // the exit status.
 func TestMCPTest(t *testing.T) {
 	free, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	nothing := "http://" + free.Addr().String()
 	free.Close()
 	h := newServerWorkspace(t, `{}`, "mcpServers:\n  good: {url: '"+serveMCP(t)+"/mcp', headers: {X: a-secret-value}}\n  bad: {url: '"+nothing+"/mcp'}\n")
@@ -238,19 +220,13 @@ func TestDoctorServers(t *testing.T) {
 		"  broken: {url: 'http://127.0.0.1:9/mcp'}\n"+
 		"policy: {tools: {good/*: prompt, good__hello: auto, plain__*: auto, broken/*: prompt, broken/hello: auto}}\n")
 	file := filepath.Join(h.home, ".config", "caisson", "config.yaml")
-	if err := os.Chmod(file, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chmod(file, 0o644))
 	state := filepath.Join(h.home, ".local", "state", "caisson")
-	if err := os.MkdirAll(state, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(state, 0o700))
 	grants := approval.NewGrants(filepath.Join(state, approvalsFile))
 	for _, tool := range []tools.Name{"good/hello", "quiet/gone"} {
 		g := approval.Grant{Tool: tool, Workspace: h.dir, Definition: strings.Repeat("0", 64), Decision: approval.DecisionAllow}
-		if err := grants.Add(g); err != nil {
-			t.Fatal(err)
-		}
+		must(t, grants.Add(g))
 	}
 	_, out, stderr := h.run(t, []string{"TOKEN=not-in-plain-text"}, "doctor", "--json")
 	var findings []struct{ Check, Result, Detail, Hint string }
@@ -319,12 +295,8 @@ func TestListOfABrokenProject(t *testing.T) {
 	h := newServerWorkspace(t, `{"mcpServers": {"a": {"command": "x", "hooks": {}}}}`, "")
 	f := config.ProjectFile{Path: config.MCPPath, Text: []byte(`{"mcpServers": {"a": {"command": "x", "hooks": {}}}}`)}
 	trust := approval.NewTrust(filepath.Join(h.home, ".local", "state", "caisson", trustFile))
-	if err := os.MkdirAll(filepath.Join(h.home, ".local", "state", "caisson"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := trust.Add(h.dir, []approval.TrustedFile{{Path: config.MCPPath, SHA256: f.SHA256()}}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(filepath.Join(h.home, ".local", "state", "caisson"), 0o700))
+	must(t, trust.Add(h.dir, []approval.TrustedFile{{Path: config.MCPPath, SHA256: f.SHA256()}}))
 	status, _, stderr := h.run(t, nil, "mcp", "ls")
 	if status != exitConfig || !strings.Contains(stderr, `unknown field "hooks"`) {
 		t.Errorf("status %d: %s", status, stderr)
@@ -371,9 +343,7 @@ func (b *browser) Write(p []byte) (int, error) {
 // is a refresh.
 func serveOAuth(t *testing.T) (address string) {
 	inner, err := url.Parse(serveMCP(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	proxy := httputil.NewSingleHostReverseProxy(inner)
 	var mu sync.Mutex
 	issued := 0

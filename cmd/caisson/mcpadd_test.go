@@ -13,19 +13,13 @@ import (
 func TestMCPAddTo(t *testing.T) {
 	h := newHostile(t)
 	file := filepath.Join(h.home, ".cursor", "mcp.json")
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(filepath.Dir(file), 0o755))
 	write := func(text string) {
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(file, []byte(text), 0o600))
 	}
 	read := func(path string) string {
 		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return string(text)
 	}
 	const before = `{"mcpServers": {"other": {"command": "x"}}}`
@@ -64,9 +58,7 @@ func TestMCPAddTo(t *testing.T) {
 	for _, link := range []struct{ from, to string }{
 		{dir, outside}, {dir, "elsewhere"}, {filepath.Join(dir, "mcp.json"), filepath.Join(outside, "mcp.json")},
 	} {
-		if err := errors.Join(os.RemoveAll(dir), os.MkdirAll(filepath.Dir(link.from), 0o755), os.Symlink(link.to, link.from)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(os.RemoveAll(dir), os.MkdirAll(filepath.Dir(link.from), 0o755), os.Symlink(link.to, link.from)))
 		if got, _, log := h.run(t, nil, project...); got != exitFailed || !strings.Contains(log, "is a symlink") {
 			t.Errorf("through %s: status %d: %s", link.from, got, log)
 		}
@@ -74,17 +66,13 @@ func TestMCPAddTo(t *testing.T) {
 	if made, err := os.ReadDir(outside); err != nil || len(made) > 0 {
 		t.Errorf("outside of the workspace: %v, %v", made, err)
 	}
-	if err := os.RemoveAll(dir); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.RemoveAll(dir))
 	if got, _, log := h.run(t, nil, project...); got != 0 || !strings.Contains(read(filepath.Join(dir, "mcp.json")), `"caisson"`) {
 		t.Errorf("without a symlink: status %d: %s", got, log)
 	}
 	link := filepath.Join(t.TempDir(), "mcp.json")
 	write(before)
-	if err := errors.Join(os.Rename(file, link), os.Symlink(link, file)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.Rename(file, link), os.Symlink(link, file)))
 	if got, _, log := h.run(t, nil, append(add, "--write")...); got != 0 || !strings.Contains(read(link), `"caisson"`) {
 		t.Errorf("a symlink of the user: status %d: %s", got, log)
 	}

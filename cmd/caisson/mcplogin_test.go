@@ -31,9 +31,7 @@ func loginRulesFor(t *testing.T, origins ...string) runner.EgressOptions {
 		if err == nil {
 			r, err = r.WithMethods([]string{http.MethodGet, http.MethodPost})
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		o.Policy.Allow = append(o.Policy.Allow, r)
 	}
 	return o

@@ -13,14 +13,10 @@ func TestClientsChooseBelowRoots(t *testing.T) {
 	top := resolvePath(t.TempDir())
 	inside, outside := filepath.Join(top, "src", "a b"), filepath.Join(top, "outside")
 	for _, dir := range []string{inside, outside} {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(dir, 0o755))
 	}
 	leads := filepath.Join(top, "src", "leads-out")
-	if err := os.Symlink(outside, leads); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Symlink(outside, leads))
 	uri := func(path string) string { return "file://" + strings.ReplaceAll(path, " ", "%20") }
 	for name, tt := range map[string]struct {
 		flags mcpServeFlags

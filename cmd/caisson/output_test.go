@@ -29,13 +29,9 @@ func TestReplacedOutputsEndTheRunWithAFailure(t *testing.T) {
 		} {
 			t.Run(flag+" "+name, func(t *testing.T) {
 				outputs := filepath.Join(t.TempDir(), "outputs")
-				if err := os.Mkdir(outputs, 0o755); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.Mkdir(outputs, 0o755))
 				victim := filepath.Join(outputs, "victim")
-				if err := os.WriteFile(victim, []byte("kept\n"), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.WriteFile(victim, []byte("kept\n"), 0o644))
 				w := newWorld(t, "  - calls: [{tool: shell, input: {command: 'echo made >made; cd "+outputs+"; "+c.replace+"'}}]\n  - text: the answer\n")
 				var errs bytes.Buffer
 				w.app.stderr = &errs

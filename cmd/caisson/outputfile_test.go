@@ -23,18 +23,12 @@ func TestReplacedOutput(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "out")
-			if err := os.Mkdir(dir, 0o755); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Mkdir(dir, 0o755))
 			path := filepath.Join(dir, "answer")
 			f, err := openOutputFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if replace != nil {
-				if err := replace(path); err != nil {
-					t.Fatal(err)
-				}
+				must(t, replace(path))
 			}
 			if _, err := io.WriteString(f, "the answer"); err != nil {
 				t.Fatal(err)

@@ -62,9 +62,7 @@ func (b *pageUser) send(method, path string, form url.Values) (int, http.Header,
 		body = strings.NewReader(form.Encode())
 	}
 	req, err := http.NewRequestWithContext(b.t.Context(), method, b.base+path, body)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
 	req.Host = b.host
 	req.Header = http.Header{"Sec-Fetch-Site": {"same-origin"}, "Cookie": {b.cookie}}
 	if form != nil {
@@ -73,14 +71,10 @@ func (b *pageUser) send(method, path string, form url.Values) (int, http.Header,
 	}
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	res, err := client.Do(req)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
 	defer res.Body.Close()
 	text, err := io.ReadAll(res.Body)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
 	return res.StatusCode, res.Header, string(text)
 }
 
@@ -139,9 +133,7 @@ func TestOpen(t *testing.T) {
 	}
 	other := filepath.Join(t.TempDir(), "token")
 	elsewhere := filepath.Join(t.TempDir(), "trace.jsonl")
-	if err := errors.Join(os.WriteFile(other, []byte(strings.Repeat("x", 40)+"\n"), 0o600), os.WriteFile(elsewhere, nil, 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.WriteFile(other, []byte(strings.Repeat("x", 40)+"\n"), 0o600), os.WriteFile(elsewhere, nil, 0o600)))
 	for name, tt := range map[string]struct {
 		args   []string
 		status int
@@ -195,16 +187,12 @@ func TestOpenAsksOneServer(t *testing.T) {
 		}
 	}
 	l, err := server.Listen(t.Context(), "127.0.0.1:0", false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	h := &http.Server{Handler: http.HandlerFunc(answer), ReadHeaderTimeout: time.Second}
 	go func() { _ = h.Serve(l) }()
 	defer h.Close()
 	u, err := parseAddress(l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for i, want := range []struct {
 		status int
 		says   string
@@ -263,9 +251,7 @@ func usePage(t *testing.T, address string) {
 	t.Helper()
 	b := browse(t, address)
 	u, err := url.Parse(address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	session := u.Query().Get("to")
 	question := regexp.MustCompile(`name="form" value="([^"]+)"><input type="hidden" name="turn" value="([^"]+)"><input type="hidden" name="request" value="([^"]+)"`)
 	post := func(path string, form url.Values) {

@@ -68,9 +68,7 @@ func TestPanelCommands(t *testing.T) {
 	conf.WriteString("profiles: {capped: {workers: {cost_cap_usd: 0.00001}}, enforced: {workers: {cost_cap_usd: 0.00001, cost_cap_mode: enforce}}}\n")
 	config, schema := filepath.Join(dir, "config.yaml"), filepath.Join(dir, "schema.json")
 	for path, text := range map[string]string{config: strings.Replace(conf.String(), "model: yes\n", "model: \"yes\"\n", 1), schema: `{"type":"integer"}`} {
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, []byte(text), 0o600))
 	}
 	for name, tt := range map[string]struct {
 		args   []string

@@ -49,9 +49,7 @@ func TestProviderIsQuoted(t *testing.T) {
 			w := newWorld(t, "  - text: done\n")
 			config := filepath.Join(filepath.Dir(w.dir), "config.yaml")
 			text := fmt.Sprintf("model: m\nmodels: {m: {model: gpt-9, base_url: %q, api_key_env: MY_KEY, max_retries: %d, max_retry_delay: 1ms}}\n", server.URL+"/v1", tc.retries)
-			if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(config, []byte(text), 0o600))
 			var out, errs bytes.Buffer
 			w.app.stdout, w.app.stderr = &out, &errs
 			w.env = append(w.env, "CAISSON_CONFIG="+config, "MY_KEY="+key)
@@ -84,9 +82,7 @@ func TestWritableMounts(t *testing.T) {
 	file, dir := filepath.Join(t.TempDir(), "config.yaml"), t.TempDir()
 	state := filepath.Join(environ(w.env).stateDir(), "caches")
 	for _, dir := range []string{dir, state} {
-		if err := errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(filepath.Join(dir, "key"), []byte("#!/bin/sh\necho secret-key\n"), 0o700)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(filepath.Join(dir, "key"), []byte("#!/bin/sh\necho secret-key\n"), 0o700)))
 	}
 	for _, tt := range []struct {
 		path     string
@@ -95,14 +91,10 @@ func TestWritableMounts(t *testing.T) {
 	}{{dir, false, false}, {dir, true, true}, {state, true, false}} {
 		t.Setenv("PATH", tt.path+":/usr/bin:/bin")
 		text := fmt.Sprintf("model: m\nmodels: {m: {model: m, base_url: 'https://m.example/v1', api_key_command: [key]}}\nmounts: [{from: %q, to: /opt/x, read_only: %t}]\n", dir, tt.readOnly)
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(file, []byte(text), 0o600))
 		s := &settings{deps: w.app.deps, environ: append(slices.Clone(w.env), "CAISSON_CONFIG="+file, "PATH="+os.Getenv("PATH"))}
 		err := s.load(config.File{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		key, err := readKey(t.Context(), s.environ, []string{"key"}, s.writableDirs(w.dir))
 		if (err == nil && key == "secret-key") != tt.found {
 			t.Errorf("%+v: the command printed %q, %v", tt, key, err)
@@ -136,9 +128,7 @@ func TestFallbackModel(t *testing.T) {
 	config := filepath.Join(filepath.Dir(w.dir), "config.yaml")
 	text := fmt.Sprintf("model: first\nlimits: {max_cost_usd: 10}\nmodels:\n  first: {model: a, base_url: %q, max_retries: 0, price: {input: 1, output: 1}, fallback: [second]}\n"+
 		"  second: {model: b, base_url: %q, api_key_command: [echo, %s], headers: {X-Team: blue}, price: {input: 2, output: 2}}\n", down.URL+"/v1", up.URL+"/v1", key)
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(config, []byte(text), 0o600))
 	var out, errs bytes.Buffer
 	w.app.stdout, w.app.stderr = &out, &errs
 	w.env = append(w.env, "CAISSON_CONFIG="+config, "PATH="+os.Getenv("PATH"))
@@ -164,13 +154,9 @@ func TestKeyCommand(t *testing.T) {
 	w := newWorld(t, "  - text: done\n")
 	outside := t.TempDir()
 	for path, text := range map[string]string{filepath.Join(outside, "key"): "#!/bin/sh\necho secret-key\n", filepath.Join(w.dir, "key"): "#!/bin/sh\necho secret-key\n"} {
-		if err := os.WriteFile(path, []byte(text), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, []byte(text), 0o700))
 	}
-	if err := os.Symlink(filepath.Join(w.dir, "key"), filepath.Join(outside, "link")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Symlink(filepath.Join(w.dir, "key"), filepath.Join(outside, "link")))
 	t.Chdir(w.dir)
 	for name, tc := range map[string]struct {
 		command []string

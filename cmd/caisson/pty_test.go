@@ -29,28 +29,22 @@ func openTerminal(t *testing.T) (master, slave *os.File) {
 		t.Skip("needs a pseudo-terminal: " + err.Error())
 	}
 	fd := int(master.Fd())
-	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0))
 	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	slave, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
 		t.Skip("needs a pseudo-terminal: " + err.Error())
 	}
-	if err := unix.IoctlSetWinsize(int(slave.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 30, Col: 100}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.IoctlSetWinsize(int(slave.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 30, Col: 100}))
 	t.Cleanup(func() { master.Close(); slave.Close() })
 	return master, slave
 }
 
 // watcher keeps a terminal's output and answers questions.
 type watcher struct {
-	answers []string // to the first question, the second, …
-	master  *os.File
+	answers       []string // to the first question, the second, …
+	master, slave *os.File
 
 	mu       sync.Mutex
 	text     bytes.Buffer
@@ -58,8 +52,11 @@ type watcher struct {
 	done     chan struct{}
 }
 
-func watch(master *os.File, answers []string) *watcher {
-	w := &watcher{answers: answers, master: master, done: make(chan struct{})}
+// watch makes a terminal, which it watches.
+func watch(t *testing.T, answers []string) *watcher {
+	t.Helper()
+	master, slave := openTerminal(t)
+	w := &watcher{answers: answers, master: master, slave: slave, done: make(chan struct{})}
 	go func() {
 		defer close(w.done)
 		buf := make([]byte, 4096)
@@ -96,6 +93,14 @@ func (w *watcher) String() string {
 	return strings.ReplaceAll(w.text.String(), "\r\n", "\n")
 }
 
+// end returns the output until now, without the end mark. The program's reader may still
+// wait at the terminal, until the process ends, so its output needs a mark.
+func (w *watcher) end() string {
+	fmt.Fprint(w.slave, endMark)
+	<-w.done
+	return strings.TrimSuffix(w.String(), endMark)
+}
+
 // world is a home, a workspace and programs for one run in this process.
 type world struct {
 	app  app
@@ -108,20 +113,12 @@ type world struct {
 func newWorld(t *testing.T, turns string) *world {
 	t.Helper()
 	root := t.TempDir()
-	for _, name := range []string{"home", "ws", "bin"} {
-		if err := os.Mkdir(filepath.Join(root, name), 0o755); err != nil {
-			t.Fatal(err)
-		}
+	for _, name := range []string{"home", "ws"} {
+		must(t, os.Mkdir(filepath.Join(root, name), 0o755))
 	}
-	for _, name := range []string{"caisson", "caisson-guest", "runsc", "runc"} {
-		if err := os.WriteFile(filepath.Join(root, "bin", name), []byte("#!/bin/sh\n"), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
+	must(t, writePrograms(filepath.Join(root, "bin")))
 	script := filepath.Join(root, "script.yaml")
-	if err := os.WriteFile(script, []byte("version: 1\nname: test\nturns:\n"+turns), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(script, []byte("version: 1\nname: test\nturns:\n"+turns), 0o600))
 	d := newApp(make(chan os.Signal), func(int) { t.Error("the program was ended where it stands") })
 	d.stdin, d.stdout, d.stderr = strings.NewReader(""), io.Discard, io.Discard
 	d.requirements, d.keys = "", nil
@@ -137,25 +134,25 @@ func (w *world) run(args ...string) int {
 	return run(context.Background(), append(append(w.args, args...), "task"), w.env, w.app)
 }
 
+// use makes a terminal the program's own.
+func (w *world) use(terminal *os.File) {
+	w.app.stdin, w.app.stdout, w.app.stderr = terminal, terminal, terminal
+	w.app.size = func() (int, int) { return 100, 30 }
+	w.app.pressed = func(ctx context.Context, _ time.Duration) (bool, error) {
+		return ui.KeyPressed(ctx, terminal, time.Millisecond)
+	}
+}
+
 func onTerminal(t *testing.T, term string, answers []string, turns string, args ...string) (status int, shown, stdout, dir string) {
 	t.Helper()
 	w := newWorld(t, turns)
-	master, slave := openTerminal(t)
-	seen := watch(master, answers)
+	seen := watch(t, answers)
+	w.use(seen.slave)
 	var out bytes.Buffer
-	w.app.stdin, w.app.stdout, w.app.stderr = slave, &out, slave
-	w.app.size = func() (int, int) { return 100, 30 }
-	w.app.pressed = func(ctx context.Context, _ time.Duration) (bool, error) {
-		return ui.KeyPressed(ctx, slave, time.Millisecond)
-	}
-	w.app.keys = ui.NewTerminalKeys(slave)
+	w.app.stdout, w.app.keys = &out, ui.NewTerminalKeys(seen.slave)
 	w.env = append(w.env, "TERM="+term)
 	status = w.run(args...)
-	// The program's reader may still wait at the terminal, until the process ends. So
-	// mark the end of the output.
-	fmt.Fprint(slave, endMark)
-	<-seen.done
-	return status, strings.TrimSuffix(seen.String(), endMark), out.String(), w.dir
+	return status, seen.end(), out.String(), w.dir
 }
 
 const twoWrites = `
@@ -196,10 +193,8 @@ func TestADumbTerminalGetsPlainLines(t *testing.T) {
 // good.
 func TestExecLeavesTheTerminal(t *testing.T) {
 	w := newWorld(t, "")
-	master, slave := openTerminal(t)
-	seen := watch(master, nil)
-	w.app.stdin, w.app.stdout, w.app.stderr = slave, slave, slave
-	w.app.size = func() (int, int) { return 100, 30 }
+	seen := watch(t, nil)
+	w.use(seen.slave)
 	w.app.backend = func(s caisson.BackendSettings) (sandbox.Backend, error) {
 		return &fakeBackend{name: s.Name, started: func([]string) { // the control: the region is drawn
 			for !strings.Contains(seen.String(), "starting the sandbox") {
@@ -211,9 +206,7 @@ func TestExecLeavesTheTerminal(t *testing.T) {
 	if status := run(t.Context(), args, append(w.env, "TERM=xterm"), w.app); status != 0 {
 		t.Errorf("status %d", status)
 	}
-	fmt.Fprint(slave, endMark)
-	<-seen.done
-	before, after, _ := strings.Cut(strings.TrimSuffix(seen.String(), endMark), "first")
+	before, after, _ := strings.Cut(seen.end(), "first")
 	if !strings.HasSuffix(before, "\x1b[J\r\x1b[?2026l") || after != "" {
 		t.Errorf("the terminal got %q", seen)
 	}
@@ -223,9 +216,7 @@ func TestExecLeavesTheTerminal(t *testing.T) {
 func modeOf(t *testing.T, tty *os.File) unix.Termios {
 	t.Helper()
 	mode, err := unix.IoctlGetTermios(int(tty.Fd()), unix.TCGETS)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return *mode
 }
 
@@ -248,10 +239,10 @@ func TestExecOnATerminal(t *testing.T) {
 			w := newWorld(t, "")
 			signals := make(chan os.Signal, 1)
 			w.app.signals = signals
-			master, slave := openTerminal(t)
-			before := modeOf(t, slave)
-			seen := watch(master, nil)
-			w.app.stdin, w.app.stdout, w.app.stderr, w.app.keys = slave, slave, slave, ui.NewTerminalKeys(slave)
+			seen := watch(t, nil)
+			before := modeOf(t, seen.slave)
+			w.use(seen.slave)
+			w.app.keys = ui.NewTerminalKeys(seen.slave)
 			word := "type"
 			if tt.signal != nil {
 				word = "wait"
@@ -264,24 +255,22 @@ func TestExecOnATerminal(t *testing.T) {
 			for !strings.Contains(seen.String(), ">") {
 				time.Sleep(time.Millisecond)
 			}
-			if mode := modeOf(t, slave); mode.Lflag&(unix.ICANON|unix.ECHO|unix.ISIG) != 0 || mode.Oflag&unix.OPOST != 0 {
+			if mode := modeOf(t, seen.slave); mode.Lflag&(unix.ICANON|unix.ECHO|unix.ISIG) != 0 || mode.Oflag&unix.OPOST != 0 {
 				t.Errorf("the terminal is not raw: %+v", mode)
 			}
 			if tt.signal != nil {
 				signals <- tt.signal
 			} else {
-				fmt.Fprint(master, tt.keys)
+				fmt.Fprint(seen.master, tt.keys)
 			}
 			if status := <-ended; status != tt.status {
 				t.Errorf("status %d, want %d", status, tt.status)
 			}
-			if after := modeOf(t, slave); after != before {
+			if after := modeOf(t, seen.slave); after != before {
 				t.Errorf("the terminal is left as %+v, was %+v", after, before)
 			}
-			fmt.Fprint(slave, endMark)
-			<-seen.done
-			if !strings.Contains(seen.String(), tt.shown) {
-				t.Errorf("it shows %q, want %q", seen, tt.shown)
+			if shown := seen.end(); !strings.Contains(shown, tt.shown) {
+				t.Errorf("it shows %q, want %q", shown, tt.shown)
 			}
 		})
 	}
@@ -341,13 +330,13 @@ func TestALongCommandIsSeenBeforeItIsAllowed(t *testing.T) {
 func TestKeysBeforeAQuestionAnswerNothing(t *testing.T) {
 	for _, dropped := range []bool{true, false} {
 		w := newWorld(t, "  - calls: [{tool: shell, input: {command: echo hi}}]\n  - text: done\n")
-		master, slave := openTerminal(t)
-		seen := watch(master, []string{"n\n"})
-		w.app.stdin, w.app.stderr = slave, slave
-		w.app.size = func() (int, int) { return 100, 30 }
-		w.app.pressed = nil
+		seen := watch(t, []string{"n\n"})
+		w.use(seen.slave)
+		w.app.stdout, w.app.pressed = io.Discard, nil
 		if dropped {
-			w.app.pressed = func(ctx context.Context, wait time.Duration) (bool, error) { return ui.KeyPressed(ctx, slave, wait) }
+			w.app.pressed = func(ctx context.Context, wait time.Duration) (bool, error) {
+				return ui.KeyPressed(ctx, seen.slave, wait)
+			}
 		}
 		w.env = append(w.env, "TERM=xterm")
 		typing := make(chan struct{})
@@ -356,17 +345,16 @@ func TestKeysBeforeAQuestionAnswerNothing(t *testing.T) {
 			for !strings.Contains(seen.String(), "wants to run") {
 				// If the terminal is full, writing would wait for a program that
 				// doesn't read.
-				if n, err := unix.IoctlGetInt(int(slave.Fd()), unix.TIOCINQ); err == nil && n < 1024 {
-					fmt.Fprint(master, "y\n")
+				if n, err := unix.IoctlGetInt(int(seen.slave.Fd()), unix.TIOCINQ); err == nil && n < 1024 {
+					fmt.Fprint(seen.master, "y\n")
 				}
 			}
 		}()
 		w.run()
 		<-typing
-		fmt.Fprint(slave, endMark)
-		<-seen.done
-		if allowed := strings.Contains(seen.String(), "✓"); allowed == dropped {
-			t.Errorf("dropped %t, allowed %t:\n%s", dropped, allowed, seen)
+		shown := seen.end()
+		if allowed := strings.Contains(shown, "✓"); allowed == dropped {
+			t.Errorf("dropped %t, allowed %t:\n%s", dropped, allowed, shown)
 		}
 	}
 }
@@ -374,12 +362,10 @@ func TestKeysBeforeAQuestionAnswerNothing(t *testing.T) {
 // A waiting key and a new one are dropped and noticed. The terminal is then as before.
 func TestKeysThatComeEarlyAreDropped(t *testing.T) {
 	master, slave := openTerminal(t)
-	before, err := unix.IoctlGetTermios(int(slave.Fd()), unix.TCGETS)
-	if err != nil {
-		t.Fatal(err)
-	}
+	before := modeOf(t, slave)
 	fmt.Fprint(master, "y\n")
 	for n := 0; n == 0; { // until the terminal has it
+		var err error
 		if n, err = unix.IoctlGetInt(int(slave.Fd()), unix.TIOCINQ); err != nil {
 			t.Fatal(err)
 		}
@@ -403,9 +389,8 @@ func TestKeysThatComeEarlyAreDropped(t *testing.T) {
 	if _, err := ui.KeyPressed(ended, slave, time.Minute); !errors.Is(err, cause) {
 		t.Errorf("after the end: %v", err)
 	}
-	after, err := unix.IoctlGetTermios(int(slave.Fd()), unix.TCGETS)
-	if err != nil || *after != *before {
-		t.Errorf("the terminal is left as %+v, was %+v, %v", after, before, err)
+	if after := modeOf(t, slave); after != before {
+		t.Errorf("the terminal is left as %+v, was %+v", after, before)
 	}
 	if n, err := unix.IoctlGetInt(int(slave.Fd()), unix.TIOCINQ); n != 0 || err != nil {
 		t.Errorf("%d bytes are left, %v", n, err)
@@ -416,15 +401,7 @@ func TestKeysThatComeEarlyAreDropped(t *testing.T) {
 // then as before, even if it was set twice.
 func TestSingleKeysOfATerminal(t *testing.T) {
 	master, slave := openTerminal(t)
-	termios := func() unix.Termios {
-		t.Helper()
-		now, err := unix.IoctlGetTermios(int(slave.Fd()), unix.TCGETS)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return *now
-	}
-	before := termios()
+	before := modeOf(t, slave)
 	keys := ui.NewTerminalKeys(slave)
 	keys.SetSingle(true)
 	keys.SetSingle(true)
@@ -446,12 +423,12 @@ func TestSingleKeysOfATerminal(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if termios() == before {
+	if modeOf(t, slave) == before {
 		t.Error("the control: the terminal collects lines")
 	}
 	keys.SetSingle(false)
 	keys.SetSingle(false)
-	if after := termios(); after != before {
+	if after := modeOf(t, slave); after != before {
 		t.Errorf("the terminal is left as %+v, was %+v", after, before)
 	}
 }
@@ -460,18 +437,15 @@ func TestSingleKeysOfATerminal(t *testing.T) {
 func TestOneKeyAllows(t *testing.T) {
 	for answer, want := range map[string]bool{"y": true, "y\n": true, "n": false, "\x04": false} {
 		w := newWorld(t, "  - calls: [{tool: write_file, input: {path: one, content: x}}]\n  - text: done\n")
-		master, slave := openTerminal(t)
-		seen := watch(master, []string{answer})
-		w.app.stdin, w.app.stderr = slave, slave
-		w.app.size = func() (int, int) { return 100, 30 }
-		w.app.pressed = func(ctx context.Context, _ time.Duration) (bool, error) { return ui.KeyPressed(ctx, slave, 0) }
-		w.app.keys = ui.NewTerminalKeys(slave)
+		seen := watch(t, []string{answer})
+		w.use(seen.slave)
+		w.app.stdout, w.app.keys = io.Discard, ui.NewTerminalKeys(seen.slave)
+		w.app.pressed = func(ctx context.Context, _ time.Duration) (bool, error) { return ui.KeyPressed(ctx, seen.slave, 0) }
 		w.env = append(w.env, "TERM=xterm")
 		w.run()
-		fmt.Fprint(slave, endMark)
-		<-seen.done
+		shown := seen.end()
 		if _, err := os.Stat(filepath.Join(w.dir, "one")); (err == nil) != want {
-			t.Errorf("%q allows: %t\n%s", answer, err == nil, seen)
+			t.Errorf("%q allows: %t\n%s", answer, err == nil, shown)
 		}
 	}
 }

@@ -61,9 +61,7 @@ func newRegistry(t *testing.T) string {
 	if err == nil {
 		err = push(made, host+"/base:1")
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return host
 }
 

@@ -76,30 +76,16 @@ func startServe(t *testing.T, config string, args ...string) *served {
 		filepath.Join(dir, "outside/secret"):                 "",
 		filepath.Join(s.root, "two/three/file"):              "",
 	} {
-		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, path, text, 0o600)
 	}
 	for link, to := range map[string]string{"out": "../outside", "in": "one", "two/up": "../.."} {
-		if err := os.Symlink(to, filepath.Join(s.root, link)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Symlink(to, filepath.Join(s.root, link)))
 	}
 	d := newApp(s.signals, func(int) {})
 	d.stderr, d.stdout, d.requirements, d.requirementsUID = s.log, io.Discard, filepath.Join(dir, "requirements.yaml"), os.Getuid()
 	d.executable = func() (string, error) { return filepath.Join(dir, "bin/caisson"), nil }
 	d.backend = fakeBackends
-	for _, name := range []string{"caisson", "caisson-guest", "runsc"} {
-		if err := os.MkdirAll(filepath.Join(dir, "bin"), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, "bin", name), []byte("#!/bin/sh\n"), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
+	must(t, writePrograms(filepath.Join(dir, "bin")))
 	env := []string{"HOME=" + s.home, "PATH=/usr/bin:/bin", "SHORT=x", "ALICE=" + strings.Repeat("a", 40), "BOB=" + strings.Repeat("b", 40)}
 	args = append([]string{"serve", "--root", s.root, "--listen", "127.0.0.1:0", "--backend", "gvisor", "--model", "replay/" + script}, args...)
 	go func() { s.ended <- run(context.Background(), args, env, d) }()
@@ -137,31 +123,23 @@ func (s *served) stop() int {
 func (s *served) token() string {
 	s.t.Helper()
 	text, err := os.ReadFile(filepath.Join(s.home, ".local/state/caisson/serve.token"))
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
 	return strings.TrimSpace(string(text))
 }
 
 func (s *served) do(token, method, path, body string) (int, string) {
 	s.t.Helper()
 	req, err := http.NewRequestWithContext(s.t.Context(), method, s.base+path, strings.NewReader(body))
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
 	req.Header.Set("Authorization", "Bearer "+token)
 	if body != "" {
 		req.Header.Set("Content-Type", "application/json")
 	}
 	res, err := http.DefaultClient.Do(req)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
 	defer res.Body.Close()
 	text, err := io.ReadAll(res.Body)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
 	return res.StatusCode, string(text)
 }
 
@@ -193,9 +171,7 @@ func TestServeWorkspaces(t *testing.T) {
 		s.root + "/in", "~/work", "", "\x00", "one/readme", "none",
 	} {
 		body, err := json.Marshal(map[string]string{"workspace": bad})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		s.wants(token, string(body), 422, `"detail":"`)
 		// The answer contains neither a symlink's target nor a flag.
 		_, text := s.do(token, "POST", "/sessions", string(body))
@@ -208,9 +184,7 @@ func TestServeWorkspaces(t *testing.T) {
 	for _, to := range []string{outside, outside + "/nothing", "/etc/passwd", "/proc/1/root"} {
 		link := filepath.Join(s.root, "link")
 		_ = os.Remove(link)
-		if err := os.Symlink(to, link); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Symlink(to, link))
 		for _, below := range []string{"link", "link/x"} {
 			status, text := s.do(token, "POST", "/sessions", fmt.Sprintf(`{"workspace":%q}`, below))
 			answers[fmt.Sprint(below, status, text)] = true
@@ -348,18 +322,14 @@ func TestServeKeepsToTheWorkspacesOwnSettings(t *testing.T) {
 func (s *served) settings(text string) []approval.TrustedFile {
 	s.t.Helper()
 	path := filepath.Join(s.root, "one", config.ProjectPath)
-	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o600)); err != nil {
-		s.t.Fatal(err)
-	}
+	writeFile(s.t, path, text, 0o600)
 	sum := sha256.Sum256([]byte(text))
 	return []approval.TrustedFile{{Path: config.ProjectPath, SHA256: hex.EncodeToString(sum[:])}}
 }
 
 func (s *served) trust(files []approval.TrustedFile) {
 	s.t.Helper()
-	if err := approval.NewTrust(filepath.Join(s.home, ".local/state/caisson/trust.json")).Add(filepath.Join(s.root, "one"), files); err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, approval.NewTrust(filepath.Join(s.home, ".local/state/caisson/trust.json")).Add(filepath.Join(s.root, "one"), files))
 }
 
 // TestServeSaysWhoseSettingsAreWrong: 503 is only for the server's own settings: it
@@ -379,9 +349,7 @@ func TestServeSaysWhoseSettingsAreWrong(t *testing.T) {
 	s.wants(s.token(), `{"workspace":"one"}`, 201, "")
 	s.wants(s.token(), `{"workspace":"one","limits":{"pids":32}}`, 422, `"code":"refused"`)
 	bad := filepath.Join(s.home, ".config/caisson/config.yaml")
-	if err := os.WriteFile(bad, []byte("resources: {pids: 32}\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(bad, []byte("resources: {pids: 32}\n"), 0o600))
 	s.wants(s.token(), `{"workspace":"one"}`, 503, `"code":"configuration"`)
 }
 
@@ -408,9 +376,7 @@ func TestServePolicyIsLaidOver(t *testing.T) {
 				got = "waits"
 			}
 			trace, err := os.ReadFile(filepath.Join(s.home, ".local/state/caisson/sessions", v.ID, "trace.jsonl"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if strings.Contains(string(trace), `"error_class":"permission_denied"`) {
 				got = "permission_denied"
 			}
@@ -486,9 +452,7 @@ func TestServeRefusesToStart(t *testing.T) {
 func TestResolveBatches(t *testing.T) {
 	top := withoutLinks(t.TempDir())
 	dir, link := filepath.Join(top, "results"), filepath.Join(top, "link")
-	if err := errors.Join(os.Mkdir(dir, 0o700), os.Symlink(dir, link)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.Mkdir(dir, 0o700), os.Symlink(dir, link)))
 	t.Chdir(top)
 	got, err := resolveBatches([]string{link, "results", top})
 	if want := []string{dir, dir, top}; err != nil || !slices.Equal(got, want) {
@@ -525,9 +489,7 @@ func TestServeWithoutABackend(t *testing.T) {
 		s.do(s.token(), "POST", "/sessions/"+v.ID+"/turns", `{"message":"go"}`)
 		for !strings.Contains(records, `"kind":"turn.completed"`) {
 			trace, err := os.ReadFile(filepath.Join(s.home, ".local/state/caisson/sessions", v.ID, "trace.jsonl"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			records = string(trace)
 		}
 		s.do(s.token(), "DELETE", "/sessions/"+v.ID, "")
@@ -639,9 +601,7 @@ func TestServerRunsNoProgramsOfWorkspaces(t *testing.T) {
 	home := t.TempDir()
 	for _, name := range []string{"keys/key", "outer/bin/other", "tools/caisson", "tools/caisson-guest", "tools/runsc", "one/file", "two/file"} {
 		path := filepath.Join(home, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte("#!/bin/sh\necho secret-key\n"), 0o755)); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, path, "#!/bin/sh\necho secret-key\n", 0o755)
 	}
 	path := filepath.Join(home, "outer/bin") + ":/usr/bin:/bin"
 	t.Setenv("PATH", path)
@@ -664,9 +624,7 @@ func TestServerRunsNoProgramsOfWorkspaces(t *testing.T) {
 	open := func(workspace string) *sessionBuilder {
 		t.Helper()
 		b, err := h.openSession(server.NewSession{Workspace: workspace})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		t.Cleanup(func() {
 			b.close()
 			b.workspace.Close()

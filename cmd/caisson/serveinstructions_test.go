@@ -69,15 +69,11 @@ func TestServeInstructions(t *testing.T) {
 	write := func(path, text string) approval.TrustedFile {
 		t.Helper()
 		full := filepath.Join(s.root, "one", path)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(full), 0o755), os.RemoveAll(full), os.WriteFile(full, []byte(text), 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(os.MkdirAll(filepath.Dir(full), 0o755), os.RemoveAll(full), os.WriteFile(full, []byte(text), 0o600)))
 		sum := sha256.Sum256([]byte(text))
 		return approval.TrustedFile{Path: path, SHA256: hex.EncodeToString(sum[:])}
 	}
-	if err := os.WriteFile(filepath.Join(s.home, ".config/caisson/AGENTS.md"), []byte("USER TEXT"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(s.home, ".config/caisson/AGENTS.md"), []byte("USER TEXT"), 0o600))
 	check := func(when string, operator, data, absent []string) {
 		t.Helper()
 		system, rest := s.firstRequest(requests)
@@ -105,9 +101,7 @@ func TestServeInstructions(t *testing.T) {
 
 	top, nested := write("AGENTS.md", "TOP TEXT"), write("store/AGENTS.md", "NESTED TEXT")
 	check("untrusted", nil, []string{"TOP TEXT"}, []string{"NESTED TEXT"})
-	if err := approval.NewTrust(filepath.Join(s.home, ".local/state/caisson/trust.json")).Add(filepath.Join(s.root, "one"), nil, top, nested); err != nil {
-		t.Fatal(err)
-	}
+	must(t, approval.NewTrust(filepath.Join(s.home, ".local/state/caisson/trust.json")).Add(filepath.Join(s.root, "one"), nil, top, nested))
 	write("new/AGENTS.md", "NEW TEXT")
 	check("trusted, with a new one", []string{"TOP TEXT", "NESTED TEXT"}, nil, []string{"NEW TEXT"})
 	write("store/AGENTS.md", "NESTED ORDER")
@@ -117,16 +111,12 @@ func TestServeInstructions(t *testing.T) {
 	// Symlinks: out of the workspace to the trusted text, and to a secret.
 	outside := filepath.Join(filepath.Dir(s.root), "outside")
 	for name, text := range map[string]string{"top": "TOP TEXT", "secret": "SECRET TEXT", "store/AGENTS.md": "NESTED TEXT"} {
-		if err := errors.Join(os.MkdirAll(filepath.Dir(filepath.Join(outside, name)), 0o700), os.WriteFile(filepath.Join(outside, name), []byte(text), 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, filepath.Join(outside, name), text, 0o600)
 	}
 	for _, target := range []string{"top", "secret"} {
 		for link, to := range map[string]string{"AGENTS.md": target, "store": "store"} {
 			link = filepath.Join(s.root, "one", link)
-			if err := errors.Join(os.RemoveAll(link), os.Symlink(filepath.Join(outside, to), link)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errors.Join(os.RemoveAll(link), os.Symlink(filepath.Join(outside, to), link)))
 		}
 		check("a symlink to "+target, nil, nil, []string{"TOP TEXT", "SECRET TEXT", "NESTED TEXT"})
 	}

@@ -100,9 +100,7 @@ func TestServeResumeBelowItsRoots(t *testing.T) {
 	for _, kind := range []string{"control", "link"} {
 		if kind == "link" {
 			dir := filepath.Join(s.root, "two/three")
-			if err := errors.Join(os.Rename(dir, dir+"-old"), os.Symlink("/etc", dir)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errors.Join(os.Rename(dir, dir+"-old"), os.Symlink("/etc", dir)))
 		}
 		status, text := s.do(s.token(), "POST", "/sessions/"+id+"/resume", `{}`)
 		if kind == "control" {
@@ -121,9 +119,7 @@ func TestServeResumeBelowItsRoots(t *testing.T) {
 	if err == nil {
 		err = os.WriteFile(record, bytes.ReplaceAll(text, fmt.Appendf(nil, "%q", filepath.Join(s.root, "one")), []byte(`"/etc"`)), 0o600)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if status, text := s.do(s.token(), "POST", "/sessions/"+foreign+"/resume", `{}`); status != 404 || strings.Contains(text, "/etc") {
 		t.Errorf("on another workspace: %d %s", status, text)
 	}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"errors"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -29,9 +28,7 @@ func TestServeSkills(t *testing.T) {
 		filepath.Join(s.root, "one/.agents/skills/theirs/SKILL.md"):  "---\nname: theirs\ndescription: Describes theirs.\n---\nDo.\n",
 		filepath.Join(s.home, ".config/caisson/skills/own/SKILL.md"): "---\nname: own\ndescription: Describes own.\n---\nDo.\n",
 	} {
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, path, text, 0o600)
 	}
 	// session returns a new session's skills and the tools offered in its first turn.
 	session := func(token, skills string) (names []string, offered []tools.Name) {
@@ -55,9 +52,7 @@ func TestServeSkills(t *testing.T) {
 		var request struct {
 			Tools []struct{ Function struct{ Name tools.Name } }
 		}
-		if err := json.Unmarshal([]byte(<-requests), &request); err != nil {
-			t.Fatal(err)
-		}
+		must(t, json.Unmarshal([]byte(<-requests), &request))
 		for _, tool := range request.Tools {
 			offered = append(offered, tool.Function.Name)
 		}
@@ -77,9 +72,7 @@ func TestServeSkills(t *testing.T) {
 			t.Errorf("tools for an administrator %v: %v", want, offered)
 		}
 	}
-	if err := os.WriteFile(filepath.Join(s.home, ".config/caisson/config.yaml"), []byte("skills: user\n"+config), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(s.home, ".config/caisson/config.yaml"), []byte("skills: user\n"+config), 0o600))
 	if names, _ := session(other, ""); strings.Join(names, " ") != "own" {
 		t.Errorf("skills of the server's configuration: %v", names)
 	}

@@ -20,13 +20,9 @@ func TestResourcesAreSharedByServedSessions(t *testing.T) {
 	memory := func(load func(*app, config.File, string) (*settings, error)) [3]int64 {
 		t.Helper()
 		s, err := load(a, config.File{}, "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		r, err := s.conf.SandboxResources()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return [3]int64{r.MemoryBytes, r.MilliCPUs, r.TmpBytes}
 	}
 	if got := memory(loadSettings); got != [3]int64{6 << 30, 7000, 3 << 30} {
@@ -38,16 +34,12 @@ func TestResourcesAreSharedByServedSessions(t *testing.T) {
 		}
 	}
 	path := filepath.Join(dir, "config.yaml")
-	if err := os.WriteFile(path, []byte("resources: {memory: 1GiB}\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte("resources: {memory: 1GiB}\n"), 0o600))
 	a.environ = append(a.environ, configEnv+"="+path)
 	if got := memory(loadSettings); got != [3]int64{1 << 30, 7000, 512 << 20} {
 		t.Errorf("with 1 GiB configured, one session has %d", got)
 	}
-	if err := os.WriteFile(path, []byte("resources: {memory: 1GiB, tmp: 1GiB}\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte("resources: {memory: 1GiB, tmp: 1GiB}\n"), 0o600))
 	if got := memory(loadSettings); got != [3]int64{1 << 30, 7000, 1 << 30} {
 		t.Errorf("with 1 GiB of /tmp configured, one session has %d", got)
 	}
@@ -58,9 +50,7 @@ func TestResourcesAreSharedByServedSessions(t *testing.T) {
 func TestSettingsOfAReplacedWorkspace(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"one", "two"} {
-		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Mkdir(filepath.Join(dir, name), 0o755))
 	}
 	s := &settings{}
 	check := func(workspace string) error {

@@ -37,9 +37,7 @@ func TestARecordThatNobodyReadsHoldsNothingUp(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			unread, stdout, err := os.Pipe()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			defer unread.Close() // this ends the blocked write
 			defer stdout.Close()
 			w := newWorld(t, tc.turns)

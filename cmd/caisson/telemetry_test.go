@@ -33,9 +33,7 @@ func TestTelemetrySettings(t *testing.T) {
 			a := &app{environ: append(environ{"HOME=" + t.TempDir()}, c.env...), stderr: &stderr, terminal: func(any) bool { return false }}
 			a.deps = deps{telemetry: &exporter{}, requirements: filepath.Join(t.TempDir(), "none")}
 			s, err := loadSettings(a, config.File{Telemetry: c.file}, "")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			observe, err := s.openObserver()
 			a.telemetry.closeExporter(t.Context(), a)
 			if e, ok := errors.AsType[*config.Error](err); ok != (c.err != "") || ok && e.Where != c.err {

@@ -21,9 +21,7 @@ func TestFactsAreToldOnceADay(t *testing.T) {
 			t.Errorf("of %q (-want +got):\n%s", facts, diff)
 		}
 	}
-	if err := os.Mkdir(env.stateDir(), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(env.stateDir(), 0o700))
 	check([]string{"a"}, []string{"a"})
 	check([]string{"a", "b"}, []string{"b"})
 	check([]string{"a", "b"}, nil)
@@ -37,17 +35,13 @@ func TestFactsAreToldOnceADay(t *testing.T) {
 		"old": map[string]time.Time{"/w\na": now.Add(-tellAt), "/w\nb": now}, "from the future": map[string]time.Time{"/w\na": now.Add(time.Hour), "/w\nb": now},
 	} {
 		stored, err := json.Marshal(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if err := os.WriteFile(path, stored, 0o600); err != nil {
 			t.Fatal(name, err)
 		}
 		check([]string{"a", "b"}, []string{"a"})
 	}
-	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte("{"), 0o600))
 	check([]string{"a"}, []string{"a"})
 	check([]string{"a"}, nil)
 	env = nil
