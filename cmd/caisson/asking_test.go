@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -63,19 +62,17 @@ func TestRunAsksModels(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			asked.Store(0)
 			w := newWorld(t, call)
-			config := filepath.Join(t.TempDir(), "config.yaml")
-			must(t, os.WriteFile(config, []byte(tt.config+models), 0o600))
-			var errs bytes.Buffer
-			w.app.stdout, w.app.stderr = io.Discard, &errs
-			w.env = append(w.env, "CAISSON_CONFIG="+config, "MY_KEY="+key)
+			w.configure(t, tt.config+models)
+			w.env = append(w.env, "MY_KEY="+key)
 			if tt.env != "" {
 				w.env = append(w.env, tt.env)
 			}
-			if status := w.run(tt.args...); status != tt.status || !strings.Contains(errs.String(), tt.errs) || asked.Load() != tt.asks {
-				t.Errorf("status %d, want %d; %d requests, want %d\n%s", status, tt.status, asked.Load(), tt.asks, errs.String())
+			status, _, errs := w.callTask(tt.args...)
+			if status != tt.status || !strings.Contains(errs, tt.errs) || asked.Load() != tt.asks {
+				t.Errorf("status %d, want %d; %d requests, want %d\n%s", status, tt.status, asked.Load(), tt.asks, errs)
 			}
-			if strings.ContainsAny(errs.String(), "\u202e") || strings.Contains(errs.String(), key) {
-				t.Errorf("standard error %q", errs.String())
+			if strings.ContainsAny(errs, "\u202e") || strings.Contains(errs, key) {
+				t.Errorf("standard error %q", errs)
 			}
 			answers := 0
 			_ = filepath.WalkDir(strings.TrimPrefix(w.env[0], "HOME="), func(path string, _ os.DirEntry, _ error) error {
@@ -93,16 +90,13 @@ func TestRunAsksModels(t *testing.T) {
 
 	// A workspace can't name models to ask, and a call needs a session's model.
 	w := newWorld(t, call)
-	config := filepath.Join(t.TempDir(), "config.yaml")
-	must(t, os.WriteFile(config, []byte("workers: {models: [fast]}\n"+models), 0o600))
-	w.env = append(w.env, "CAISSON_CONFIG="+config, "MY_KEY="+key)
-	var out, errs bytes.Buffer
-	w.app.stdout, w.app.stderr = &out, &errs
-	if status := run(t.Context(), []string{"tools", "ls", "confer"}, w.env, w.app); status != exitDone || !strings.Contains(out.String(), "class network") || !strings.Contains(out.String(), `"fast"`) {
-		t.Errorf("status %d: %s%s", status, out.String(), errs.String())
+	w.configure(t, "workers: {models: [fast]}\n"+models)
+	w.env = append(w.env, "MY_KEY="+key)
+	if status, out, errs := w.call("tools", "ls", "confer"); status != exitDone || !strings.Contains(out, "class network") || !strings.Contains(out, `"fast"`) {
+		t.Errorf("status %d: %s%s", status, out, errs)
 	}
-	if status := run(t.Context(), []string{"tools", "call", "--workspace", w.dir, "confer", `{"question": "so?"}`}, w.env, w.app); status != exitUsage || !strings.Contains(errs.String(), "caisson confer") {
-		t.Errorf("status %d: %s", status, errs.String())
+	if status, _, errs := w.call("tools", "call", "--workspace", w.dir, "confer", `{"question": "so?"}`); status != exitUsage || !strings.Contains(errs, "caisson confer") {
+		t.Errorf("status %d: %s", status, errs)
 	}
 }
 

@@ -120,8 +120,7 @@ func TestStoppingATurn(t *testing.T) {
 // it can't be sent, and becomes a draft together with what is behind it.
 func TestUnsentMessageStays(t *testing.T) {
 	w := newWorld(t, "  - calls: [{tool: shell, input: {command: sleep 1}}]\n  - text: the end\n")
-	settings := filepath.Join(w.dir, "../home/.config/caisson/config.yaml")
-	writeFile(t, settings, "limits: {session: {max_tool_calls: 1}}\n", 0o600)
+	w.configure(t, "limits: {session: {max_tool_calls: 1}}\n")
 	status, shown := chatIn(t, w, "xterm", []step{
 		{"› ", "begin\r"},
 		{"sleep 1", "first\rsecond\r"},

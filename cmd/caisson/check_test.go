@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -62,11 +61,9 @@ func TestChecks(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t, answersAfterWork(c.answers...))
-			var out, errs bytes.Buffer
-			w.app.stdout, w.app.stderr = &out, &errs
 			file := filepath.Join(filepath.Dir(w.dir), "answer")
-			if status := w.run(append(c.args, "-o", file)...); status != c.status || out.String() != c.stdout {
-				t.Fatalf("status %d, want %d; standard output %q, want %q\n%s", status, c.status, out.String(), c.stdout, errs.String())
+			if status, out, errs := w.callTask(append(c.args, "-o", file)...); status != c.status || out != c.stdout {
+				t.Fatalf("status %d, want %d; standard output %q, want %q\n%s", status, c.status, out, c.stdout, errs)
 			}
 			if got, err := os.ReadFile(file); err != nil || string(got) != c.stdout {
 				t.Errorf("the answer file has %q, %v", got, err)
@@ -111,10 +108,8 @@ func TestVerifyIsInterrupted(t *testing.T) {
 			}
 		}}, nil
 	}
-	var out, errs bytes.Buffer
-	w.app.stdout, w.app.stderr = &out, &errs
-	if status := w.run("--apply", "--policy", "sandboxed", "--verify", "sleep 1000"); status != 130 || out.Len() > 0 {
-		t.Errorf("status %d, %q\n%s", status, out.String(), errs.String())
+	if status, out, errs := w.callTask("--apply", "--policy", "sandboxed", "--verify", "sleep 1000"); status != 130 || out != "" {
+		t.Errorf("status %d, %q\n%s", status, out, errs)
 	}
 	if _, err := os.Stat(filepath.Join(w.dir, "made")); err == nil {
 		t.Error("the changes are applied")
@@ -153,10 +148,8 @@ func TestReplayStrict(t *testing.T) {
 			w := newWorld(t, turns)
 			w.env = append(w.env, c.env...)
 			file := filepath.Join(filepath.Dir(w.dir), "junit.xml")
-			var errs bytes.Buffer
-			w.app.stderr = &errs
-			if status := w.run(append([]string{"--apply", "--policy", "sandboxed", "--junit", file}, c.args...)...); status != c.status {
-				t.Fatalf("status %d, want %d\n%s", status, c.status, errs.String())
+			if status, _, errs := w.callTask(append([]string{"--apply", "--policy", "sandboxed", "--junit", file}, c.args...)...); status != c.status {
+				t.Fatalf("status %d, want %d\n%s", status, c.status, errs)
 			}
 			if _, err := os.Stat(filepath.Join(w.dir, "made")); c.applied != (err == nil) {
 				t.Errorf("applied %t: %v", c.applied, err)
@@ -200,25 +193,22 @@ func TestCheckFlags(t *testing.T) {
 		{[]string{"--junit", dir}, 42, "JUnit report"},
 	} {
 		w := newWorld(t, "  - text: x\n")
-		var errs bytes.Buffer
-		w.app.stderr = &errs
-		if status := w.run(c.args...); status != c.status || !strings.Contains(errs.String(), c.want) {
-			t.Errorf("%q: status %d, want %d: %s", c.args, status, c.status, errs.String())
+		if status, _, errs := w.callTask(c.args...); status != c.status || !strings.Contains(errs, c.want) {
+			t.Errorf("%q: status %d, want %d: %s", c.args, status, c.status, errs)
 		}
 	}
 	w := newWorld(t, "  - text: x\n")
 	w.env = append(w.env, "GITHUB_ACTIONS=true", "GITHUB_STEP_SUMMARY="+summary, "GITHUB_OUTPUT="+output)
-	var errs bytes.Buffer
-	w.app.stderr = &errs
-	if status := w.run("--output-schema", schema, "--junit", file); status != 42 {
-		t.Fatalf("status %d: %s", status, errs.String())
+	status, _, errs := w.callTask("--output-schema", schema, "--junit", file)
+	if status != 42 {
+		t.Fatalf("status %d: %s", status, errs)
 	}
 	for name, want := range map[string]string{file: `<error type="not_started"`, summary: "## Caisson: failed", output: "\n42\n"} {
 		if text, err := os.ReadFile(name); err != nil || !strings.Contains(string(text), want) {
 			t.Errorf("no %s in %s, %v", want, text, err)
 		}
 	}
-	if !strings.Contains(errs.String(), "\n::error title=caisson run::") {
-		t.Errorf("no annotation in %s", errs.String())
+	if !strings.Contains(errs, "\n::error title=caisson run::") {
+		t.Errorf("no annotation in %s", errs)
 	}
 }

@@ -31,8 +31,7 @@ func TestConfirmTimeout(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t, turns)
-			config := filepath.Join(filepath.Dir(w.dir), "home", ".config", "caisson", "config.yaml")
-			writeFile(t, config, c.config, 0o600)
+			w.configure(t, c.config)
 			w.env = append(w.env, c.variable)
 			begun := time.Now()
 			status, shown := w.onNewTerminal(t, c.answers, append([]string{"--policy", "default"}, c.args...)...)

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"io/fs"
 	"net/http"
@@ -50,11 +49,8 @@ func TestCredentialsInURLs(t *testing.T) {
 			home := filepath.Join(filepath.Dir(w.dir), "home")
 			w.env = append(w.env, tc.env...)
 			if tc.config != "" {
-				path := filepath.Join(home, ".config", "caisson", "config.yaml")
-				writeFile(t, path, tc.config, 0o600)
+				w.configure(t, tc.config)
 			}
-			var out, errs bytes.Buffer
-			w.app.stdout, w.app.stderr = &out, &errs
 			w.app.backend = func(s caisson.BackendSettings) (sandbox.Backend, error) {
 				if s.Name == "docker" {
 					return nil, nil // the real one
@@ -68,8 +64,8 @@ func TestCredentialsInURLs(t *testing.T) {
 			if args[0] == "run" {
 				args = append(args[:1], append([]string{"--workspace", w.dir}, args[1:]...)...)
 			}
-			status := run(t.Context(), args, w.env, w.app)
-			all := map[string]string{"standard output": out.String(), "standard error": errs.String()}
+			status, out, errs := w.call(args...)
+			all := map[string]string{"standard output": out, "standard error": errs}
 			err := filepath.WalkDir(filepath.Join(home, ".local"), func(path string, e fs.DirEntry, err error) error {
 				if err == nil && e.Type().IsRegular() {
 					text, readErr := os.ReadFile(path)
@@ -90,7 +86,7 @@ func TestCredentialsInURLs(t *testing.T) {
 				}
 			}
 			if !shown {
-				t.Errorf("control (status %d): %q is nowhere in\n%s\n%s", status, tc.shown, out.String(), errs.String())
+				t.Errorf("control (status %d): %q is nowhere in\n%s\n%s", status, tc.shown, out, errs)
 			}
 		})
 	}

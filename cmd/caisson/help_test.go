@@ -2,9 +2,7 @@ package main
 
 import (
 	"bytes"
-	"errors"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"unicode"
@@ -84,17 +82,14 @@ func TestHelpFitsTheTerminal(t *testing.T) {
 func TestNoCommand(t *testing.T) {
 	for _, model := range []string{"", "replay/none.yaml"} {
 		w := newWorld(t, "")
-		var out, errs bytes.Buffer
-		w.app.stdout, w.app.stderr = &out, &errs
 		w.app.terminal = func(any) bool { return true }
 		w.app.size = func() (int, int) { return 80, 24 }
 		if model != "" {
-			dir := filepath.Join(filepath.Dir(w.dir), "home", ".config", "caisson")
-			must(t, errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(filepath.Join(dir, "config.yaml"), []byte("model: "+model+"\n"), 0o600)))
+			w.configure(t, "model: "+model+"\n")
 		}
-		run(t.Context(), nil, w.env, w.app)
-		if talks := strings.Contains(errs.String(), "this is caisson chat; caisson --help lists all commands"); talks != (model != "") || talks == strings.Contains(out.String(), "Available Commands") {
-			t.Errorf("model %q: out %q, errors %q", model, &out, &errs)
+		_, out, errs := w.call()
+		if talks := strings.Contains(errs, "this is caisson chat; caisson --help lists all commands"); talks != (model != "") || talks == strings.Contains(out, "Available Commands") {
+			t.Errorf("model %q: out %q, errors %q", model, out, errs)
 		}
 	}
 }

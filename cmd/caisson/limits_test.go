@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -9,6 +8,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -90,10 +90,9 @@ func runLimited(t *testing.T, m *limitedModel, settings, profile string, env ...
 	config := filepath.Join(filepath.Dir(w.dir), "limits.yaml")
 	text := fmt.Sprintf("model: main\npolicy: {preset: readonly}\nstream: false\n%s\nmodels: {main: {model: m, base_url: %q, max_retries: 0, %s}}\n", settings, m.server.URL+"/v1", profile)
 	must(t, os.WriteFile(config, []byte(text), 0o600))
-	var out, errs bytes.Buffer
-	w.app.stdout, w.app.stderr = &out, &errs
-	r := limitedRun{status: run(t.Context(), []string{"run", "--json", "--workspace", w.dir, "task"}, append(append(w.env, "CAISSON_CONFIG="+config), env...), w.app)}
-	r.output, r.errs = out.String(), errs.String()
+	w.env = slices.Concat(w.env, []string{"CAISSON_CONFIG=" + config}, env)
+	var r limitedRun
+	r.status, r.output, r.errs = w.call("run", "--json", "--workspace", w.dir, "task")
 	for line := range strings.Lines(r.output) {
 		var rec record.Record
 		must(t, json.Unmarshal([]byte(line), &rec))

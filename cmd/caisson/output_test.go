@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"os"
 	"path/filepath"
 	"strings"
@@ -33,15 +32,13 @@ func TestReplacedOutputsEndTheRunWithAFailure(t *testing.T) {
 				victim := filepath.Join(outputs, "victim")
 				must(t, os.WriteFile(victim, []byte("kept\n"), 0o644))
 				w := newWorld(t, "  - calls: [{tool: shell, input: {command: 'echo made >made; cd "+outputs+"; "+c.replace+"'}}]\n  - text: the answer\n")
-				var errs bytes.Buffer
-				w.app.stderr = &errs
 				out := filepath.Join(outputs, "out")
-				status := w.run("--policy", "ci", "--mode", "overlay", flag, out)
+				status, _, errs := w.callTask("--policy", "ci", "--mode", "overlay", flag, out)
 				if want := map[bool]int{true: exitFailed}[c.fails]; status != want {
-					t.Errorf("status %d, want %d: %s", status, want, errs.String())
+					t.Errorf("status %d, want %d: %s", status, want, errs)
 				}
-				if c.fails && !strings.Contains(errs.String(), "removed or replaced") {
-					t.Errorf("the reason is not reported: %s", errs.String())
+				if c.fails && !strings.Contains(errs, "removed or replaced") {
+					t.Errorf("the reason is not reported: %s", errs)
 				}
 				if text, err := os.ReadFile(out); !c.fails && (err != nil || len(text) == 0) || c.fails && len(text) > 0 && string(text) != "kept\n" {
 					t.Errorf("%s holds %q, %v", out, text, err)

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -102,14 +101,14 @@ func TestPanelCommands(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, "  - text: done\n")
-			var out, errs bytes.Buffer
-			w.app.stdin, w.app.stdout, w.app.stderr = strings.NewReader(tt.stdin), &out, &errs
-			env := append(w.env, "CAISSON_CONFIG="+config, "MY_KEY=sk-test")
-			if status := run(t.Context(), tt.args, env, w.app); status != tt.status || out.String() != tt.out || !strings.Contains(errs.String(), tt.errs) || tt.not != "" && strings.Contains(errs.String(), tt.not) {
-				t.Errorf("status %d, want %d\noutput %q\n%s", status, tt.status, out.String(), errs.String())
+			w.app.stdin = strings.NewReader(tt.stdin)
+			w.env = append(w.env, "CAISSON_CONFIG="+config, "MY_KEY=sk-test")
+			status, out, errs := w.call(tt.args...)
+			if status != tt.status || out != tt.out || !strings.Contains(errs, tt.errs) || tt.not != "" && strings.Contains(errs, tt.not) {
+				t.Errorf("status %d, want %d\noutput %q\n%s", status, tt.status, out, errs)
 			}
-			if strings.Contains(errs.String(), "\u202e") || strings.Contains(errs.String(), "sk-test") {
-				t.Errorf("standard error %q", errs.String())
+			if strings.Contains(errs, "\u202e") || strings.Contains(errs, "sk-test") {
+				t.Errorf("standard error %q", errs)
 			}
 		})
 	}
@@ -117,24 +116,22 @@ func TestPanelCommands(t *testing.T) {
 		t.Errorf("%d pages were fetched, want 5", pages.Load())
 	}
 	w := newWorld(t, "  - text: done\n")
-	var out, errs bytes.Buffer
-	w.app.stdout, w.app.stderr = &out, &errs
-	status := run(t.Context(), []string{"confer", "--json", "--models", "fetches,no", "--worker-tools", "fetch", "so?"}, append(w.env, "CAISSON_CONFIG="+config, "MY_KEY=sk-test"), w.app)
+	w.env = append(w.env, "CAISSON_CONFIG="+config, "MY_KEY=sk-test")
+	status, out, errs := w.call("confer", "--json", "--models", "fetches,no", "--worker-tools", "fetch", "so?")
 	var got worker.Conference
-	if err := json.Unmarshal(out.Bytes(), &got); err != nil || status != exitDone {
-		t.Fatalf("status %d, %v: %s%s", status, err, out.String(), errs.String())
+	if err := json.Unmarshal([]byte(out), &got); err != nil || status != exitDone {
+		t.Fatalf("status %d, %v: %s%s", status, err, out, errs)
 	}
 	if c := got.Answers[0].InnerToolCalls; len(c) != 1 || c[0].Status != worker.CallOK || got.Tools.HopBudget != 2 || got.Usage.PerProvider["openai"].Workers != 2 {
-		t.Errorf("response %s", out.String())
+		t.Errorf("response %s", out)
 	}
 	for command, want := range map[string]string{"ls": "confer: so?", "show": "It says 7.", "verify": ""} {
-		out.Reset()
 		args := []string{"trace", command, "last"}
 		if command == "ls" {
 			args = args[:2]
 		}
-		if status := run(t.Context(), args, append(w.env, "CAISSON_CONFIG="+config), w.app); status != exitDone || !strings.Contains(out.String(), want) || strings.Contains(out.String(), "cut short") {
-			t.Errorf("trace %s: status %d: %s%s", command, status, out.String(), errs.String())
+		if status, out, errs := w.call(args...); status != exitDone || !strings.Contains(out, want) || strings.Contains(out, "cut short") {
+			t.Errorf("trace %s: status %d: %s%s", command, status, out, errs)
 		}
 	}
 	traces, err := filepath.Glob(filepath.Join(w.env[0][len("HOME="):], ".local/state/caisson/sessions/*/trace.jsonl"))

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -47,21 +46,17 @@ func TestProviderIsQuoted(t *testing.T) {
 			}))
 			defer server.Close()
 			w := newWorld(t, "  - text: done\n")
-			config := filepath.Join(filepath.Dir(w.dir), "config.yaml")
-			text := fmt.Sprintf("model: m\nmodels: {m: {model: gpt-9, base_url: %q, api_key_env: MY_KEY, max_retries: %d, max_retry_delay: 1ms}}\n", server.URL+"/v1", tc.retries)
-			must(t, os.WriteFile(config, []byte(text), 0o600))
-			var out, errs bytes.Buffer
-			w.app.stdout, w.app.stderr = &out, &errs
-			w.env = append(w.env, "CAISSON_CONFIG="+config, "MY_KEY="+key)
-			status := run(t.Context(), []string{"run", "--workspace", w.dir, "task"}, w.env, w.app)
+			w.configure(t, fmt.Sprintf("model: m\nmodels: {m: {model: gpt-9, base_url: %q, api_key_env: MY_KEY, max_retries: %d, max_retry_delay: 1ms}}\n", server.URL+"/v1", tc.retries))
+			w.env = append(w.env, "MY_KEY="+key)
+			status, out, errs := w.call("run", "--workspace", w.dir, "task")
 			want, _, _ := strings.Cut(tc.said, key)
-			if status != tc.status || strings.Contains(errs.String(), want) != tc.shown || strings.Contains(errs.String(), key) {
-				t.Errorf("status %d, want %d\n%s", status, tc.status, errs.String())
+			if status != tc.status || strings.Contains(errs, want) != tc.shown || strings.Contains(errs, key) {
+				t.Errorf("status %d, want %d\n%s", status, tc.status, errs)
 			}
 			// Each wait is shown on standard error, without the provider's text.
-			retries := regexp.MustCompile(`(?m)^! model: HTTP \d+ [A-Za-z ]+, retry (\d) of (\d) in 1ms$`).FindAllStringSubmatch(errs.String(), -1)
-			if len(retries) != int(tc.requests)-1 || strings.Count(errs.String(), ", retry ") != len(retries) || strings.Contains(out.String(), "retry") {
-				t.Errorf("retries %q of %d requests\n%s", retries, tc.requests, errs.String())
+			retries := regexp.MustCompile(`(?m)^! model: HTTP \d+ [A-Za-z ]+, retry (\d) of (\d) in 1ms$`).FindAllStringSubmatch(errs, -1)
+			if len(retries) != int(tc.requests)-1 || strings.Count(errs, ", retry ") != len(retries) || strings.Contains(out, "retry") {
+				t.Errorf("retries %q of %d requests\n%s", retries, tc.requests, errs)
 			}
 			for i, m := range retries {
 				if m[1] != fmt.Sprint(i+1) || m[2] != fmt.Sprint(tc.retries) {
@@ -125,27 +120,23 @@ func TestFallbackModel(t *testing.T) {
 	}))
 	defer up.Close()
 	w := newWorld(t, "  - text: done\n")
-	config := filepath.Join(filepath.Dir(w.dir), "config.yaml")
-	text := fmt.Sprintf("model: first\nlimits: {max_cost_usd: 10}\nmodels:\n  first: {model: a, base_url: %q, max_retries: 0, price: {input: 1, output: 1}, fallback: [second]}\n"+
-		"  second: {model: b, base_url: %q, api_key_command: [echo, %s], headers: {X-Team: blue}, price: {input: 2, output: 2}}\n", down.URL+"/v1", up.URL+"/v1", key)
-	must(t, os.WriteFile(config, []byte(text), 0o600))
-	var out, errs bytes.Buffer
-	w.app.stdout, w.app.stderr = &out, &errs
-	w.env = append(w.env, "CAISSON_CONFIG="+config, "PATH="+os.Getenv("PATH"))
-	status := run(t.Context(), []string{"run", "--json", "--workspace", w.dir, "task"}, w.env, w.app)
-	if status != 0 || strings.Contains(out.String()+errs.String(), key) {
-		t.Errorf("status %d\n%s%s", status, out.String(), errs.String())
+	w.configure(t, fmt.Sprintf("model: first\nlimits: {max_cost_usd: 10}\nmodels:\n  first: {model: a, base_url: %q, max_retries: 0, price: {input: 1, output: 1}, fallback: [second]}\n"+
+		"  second: {model: b, base_url: %q, api_key_command: [echo, %s], headers: {X-Team: blue}, price: {input: 2, output: 2}}\n", down.URL+"/v1", up.URL+"/v1", key))
+	w.env = append(w.env, "PATH="+os.Getenv("PATH"))
+	status, out, errs := w.call("run", "--json", "--workspace", w.dir, "task")
+	if status != 0 || strings.Contains(out+errs, key) {
+		t.Errorf("status %d\n%s%s", status, out, errs)
 	}
 	for _, want := range []string{
 		`"profile":"first","attempt":1,`, `"error_class":"server_error","http_status":503`, "the model first failed (server_error); second is asked instead",
 		`"profile":"second","attempt":2,"model":{"provider":"openai","model":"answering-1"`, `"cost_micro_usd":2000002`,
 	} {
-		if !strings.Contains(out.String(), want) {
+		if !strings.Contains(out, want) {
 			t.Errorf("no record has %s", want)
 		}
 	}
 	if t.Failed() {
-		t.Log(out.String())
+		t.Log(out)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -131,7 +132,30 @@ func newWorld(t *testing.T, turns string) *world {
 }
 
 func (w *world) run(args ...string) int {
-	return run(context.Background(), append(append(w.args, args...), "task"), w.env, w.app)
+	return run(context.Background(), w.taskArgs(args), w.env, w.app)
+}
+
+func (w *world) taskArgs(args []string) []string {
+	return slices.Concat(w.args, args, []string{"task"})
+}
+
+// call runs a command that needs no terminal, and returns what it writes.
+func (w *world) call(args ...string) (status int, stdout, stderr string) {
+	var out, errs bytes.Buffer
+	w.app.stdout, w.app.stderr = &out, &errs
+	status = run(context.Background(), args, w.env, w.app)
+	return status, out.String(), errs.String()
+}
+
+// callTask is call for the world's task.
+func (w *world) callTask(args ...string) (status int, stdout, stderr string) {
+	return w.call(w.taskArgs(args)...)
+}
+
+// configure writes the user's configuration.
+func (w *world) configure(t *testing.T, text string) {
+	t.Helper()
+	writeFile(t, filepath.Join(filepath.Dir(w.dir), "home/.config/caisson/config.yaml"), text, 0o600)
 }
 
 // use makes a terminal the program's own.
@@ -284,11 +308,9 @@ func TestExecWithoutATerminal(t *testing.T) {
 		stderr string
 	}{{[]string{"-t", "-i"}, exitOwn, "standard input is not a terminal"}, {[]string{"-t"}, 0, ""}, {[]string{"-i"}, 0, ""}} {
 		w := newWorld(t, "")
-		var errs bytes.Buffer
-		w.app.stderr = &errs
 		args := append([]string{"exec", "--workspace", w.dir, "--backend", "gvisor"}, tt.flags...)
-		if status := run(t.Context(), append(args, "true"), w.env, w.app); status != tt.status || !strings.Contains(errs.String(), tt.stderr) {
-			t.Errorf("%q: status %d, %q", tt.flags, status, &errs)
+		if status, _, errs := w.call(append(args, "true")...); status != tt.status || !strings.Contains(errs, tt.stderr) {
+			t.Errorf("%q: status %d, %q", tt.flags, status, errs)
 		}
 	}
 }

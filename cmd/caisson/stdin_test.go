@@ -62,8 +62,7 @@ func TestStandardInputBesideATask(t *testing.T) {
 			w := newWorld(t, "  - text: done\n")
 			task := filepath.Join(filepath.Dir(w.dir), "task")
 			must(t, os.WriteFile(task, []byte("review this"), 0o600))
-			var out, errs bytes.Buffer
-			w.app.stdin, w.app.stdout, w.app.stderr = tc.stdin(t), &out, &errs
+			w.app.stdin = tc.stdin(t)
 			w.app.terminal = func(any) bool { return false }
 			if w.app.stdinWait = time.Minute; name == "silent pipe" {
 				w.app.stdinWait = time.Millisecond
@@ -72,9 +71,9 @@ func TestStandardInputBesideATask(t *testing.T) {
 			for _, a := range tc.args {
 				args = append(args, strings.ReplaceAll(a, "TASK", task))
 			}
-			status := run(t.Context(), args, w.env, w.app)
-			if status != tc.status || !strings.Contains(errs.String(), tc.says) {
-				t.Errorf("status %d, want %d and %q\n%s", status, tc.status, tc.says, errs.String())
+			status, _, errs := w.call(args...)
+			if status != tc.status || !strings.Contains(errs, tc.says) {
+				t.Errorf("status %d, want %d and %q\n%s", status, tc.status, tc.says, errs)
 			}
 			if status != 0 {
 				return
