@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
-	"os"
 	"path/filepath"
 	"slices"
 
@@ -123,10 +122,4 @@ func (s resumableSession) fill(f *config.File) {
 	set(&f.Image, s.Settings.Image)
 	set(&f.Backend, s.Settings.Backend.Asked)
 	set(&f.Model, cmp.Or(s.Settings.Profile, s.Settings.Model.String()))
-}
-
-// exists reports whether the directory of the session's workspace still exists.
-func (s resumableSession) exists() bool {
-	info, err := os.Stat(s.Created.Workspace)
-	return err == nil && info.IsDir()
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"os"
 
 	"github.com/spf13/cobra"
 
@@ -72,7 +73,7 @@ and a key of $XDG_CONFIG_HOME/caisson/config.yaml.
 
 func newRunCommand(a *app) *cobra.Command {
 	var f runFlags
-	cmd := newCommand(&cobra.Command{
+	return newCommand(&cobra.Command{
 		Use: "run [flags] [TASK] [-]", Short: "Run one agent task on a workspace, to its end", Long: runLong,
 		Example: `  caisson run "make the tests pass"
   git diff | caisson run "review this"
@@ -82,12 +83,11 @@ func newRunCommand(a *app) *cobra.Command {
   caisson run --best-of 4 --judge "make test" "fix the build"`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			f.complete(cmd)
+			f.strictSet = cmd.Flags().Changed("replay-strict")
 			return runTask(cmd.Context(), a, f, args)
 		},
 	}, &f, usesConfig|usesInput|startsSandbox|runsCommands|decidesCalls|asksModel|appliesChanges|interruptible,
 		statuses{exitUnverified: "the result was not verified (--verify)", exitFormat: "the answer is not valid (--output-schema)"})
-	f.strictSet = func() bool { return cmd.Flags().Changed("replay-strict") }
-	return cmd
 }
 
 func runTask(ctx context.Context, a *app, f runFlags, args []string) (err error) {
@@ -175,7 +175,7 @@ func (f *sessionFlags) findResumed(a *app) (string, error) {
 	if f.Resume != trace.Last && !f.named {
 		f.Workspace = s.Created.Workspace
 	}
-	if !s.exists() {
+	if info, err := os.Stat(s.Created.Workspace); err != nil || !info.IsDir() {
 		return "", newFailure(exitInput, nil, "the workspace of session "+s.ID+" is gone: "+s.Created.Workspace, "Put the directory back, or start a new session.")
 	}
 	return s.ID, nil

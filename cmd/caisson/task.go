@@ -154,7 +154,7 @@ type checkFlags struct {
 	Report      string   `flag:"report" default:"auto" doc:"report to a CI system: auto, github or none"`
 	Strict      bool     `flag:"replay-strict" doc:"end with status 1 if tools of a replay return something else (default in CI)"`
 	Ignore      []string `flag:"replay-ignore" split:"," doc:"FIELDS of results that may differ, such as result,shell.exit_code"`
-	strictSet   func() bool
+	strictSet   bool
 }
 
 type formatFlag struct {
@@ -183,7 +183,7 @@ func (f *checkFlags) validateFlags(a *app, attempts int) error {
 
 // isStrict reports whether a replay must return the same results.
 func (f *checkFlags) isStrict(env environ) bool {
-	if f.strictSet() {
+	if f.strictSet {
 		return f.Strict
 	}
 	if v := env.get("CI"); v != "" && v != "false" && v != "0" {
