@@ -51,10 +51,7 @@ discarded, or expires (keep_changes).
 			k, err := openKept(a, firstArgument(args), f.Workspace)
 			if err != nil {
 				return tellUnchanged(a, err, f.JSON, func(i overlay.Info) any {
-					return appliedDocument{
-						Session: i.Session, Workspace: i.Workspace, State: i.State, DryRun: f.DryRun,
-						Applied: []overlay.Change{}, Conflicts: []overlay.Change{}, LeftOut: []overlay.Change{}, Failed: []record.PathNote{},
-					}
+					return newAppliedDocument(i.Session, i.Workspace, &overlay.Result{State: i.State}, f.DryRun, nil)
 				})
 			}
 			defer func() { _ = k.close() }()
@@ -103,7 +100,7 @@ func (k *keptChanges) apply(ctx context.Context, f applyFlags) error {
 	}
 	status := k.exitStatus(ctx, r, f, err)
 	if f.JSON {
-		return cmp.Or(k.applyJSON(r, f.DryRun, err), status)
+		return cmp.Or(writeJSON(k.app.stdout, newAppliedDocument(session, k.workspace.Path, r, f.DryRun, err)), status)
 	}
 	k.tellApplied(r, f, err)
 	return status
@@ -188,13 +185,13 @@ type appliedDocument struct {
 	Error     string            `json:"error,omitempty"`
 }
 
-func (k *keptChanges) applyJSON(r *overlay.Result, dryRun bool, err error) error {
+func newAppliedDocument(session, workspace string, r *overlay.Result, dryRun bool, err error) appliedDocument {
 	doc := appliedDocument{
-		Session: k.layers.Info().Session, Workspace: k.workspace.Path, State: r.State, DryRun: dryRun, Refused: r.Refused,
+		Session: session, Workspace: workspace, State: r.State, DryRun: dryRun, Refused: r.Refused,
 		Applied: record.NonNil(r.Applied), Conflicts: record.NonNil(r.Conflicts), LeftOut: record.NonNil(r.LeftOut), Failed: record.NonNil(listFailures(r)), Unread: r.Unread,
 	}
 	if err != nil {
 		doc.Error = err.Error()
 	}
-	return writeJSON(k.app.stdout, doc)
+	return doc
 }

@@ -98,14 +98,11 @@ var (
 
 // readFlags reads the flags that are not settings.
 func (f *batchFlags) readFlags(env environ) (s batch.Shard, maxCost int64, err error) {
-	for _, agent := range f.Agents {
-		if !utf8.ValidString(agent) { // as for a model
-			return s, 0, newUsageError("--agent %q: not UTF-8", agent)
-		}
-	}
-	for _, model := range f.models.values {
-		if !utf8.ValidString(model) { // it can't be stored in JSON: results would name another agent
-			return s, 0, newUsageError("--model %q: not UTF-8", model)
+	for flag, values := range map[string][]string{"agent": f.Agents, "model": f.models.values} {
+		for _, value := range values {
+			if !utf8.ValidString(value) { // it can't be stored in JSON: results would name another agent
+				return s, 0, newUsageError("--%s %q: not UTF-8", flag, value)
+			}
 		}
 	}
 	if f.Attempts < 1 || f.Parallel < 0 || f.Retries < 0 {
