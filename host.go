@@ -183,8 +183,8 @@ func (h *Host) currentLogger() *zap.Logger {
 	return h.logger
 }
 
-// Backend returns a backend by name. For cleaning up, that may be one that
-// HostOptions.Backends doesn't allow. The host owns it.
+// Backend returns a backend by name, which the host owns. So that callers can clean up,
+// it also returns backends that HostOptions.Backends doesn't allow.
 func (h *Host) Backend(name string) (sandbox.Backend, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -34,11 +34,11 @@ func (s *settings) agentFinder(workspace string) *agents.Finder {
 type listedAgent struct {
 	Name     string `json:"name"`
 	Protocol string `json:"protocol"`
-	// Models are profiles by the name that the agent asks for. It is empty if none is
-	// configured that speaks its protocol.
+	// Models maps the names that the agent asks for to profiles. It is empty if no
+	// configured model speaks the agent's protocol.
 	Models map[string]string `json:"models"`
-	// Source is dir, image, caisson or PATH. Directory is on this machine. All are "" if
-	// the agent can't be used.
+	// Source is dir, image, caisson or PATH. Directory is the program's directory on this
+	// machine. All are "" if the agent can't be used.
 	Source    string `json:"source,omitempty"`
 	Directory string `json:"directory,omitempty"`
 	Version   string `json:"version,omitempty"`

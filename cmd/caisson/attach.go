@@ -75,8 +75,8 @@ func (r detachingReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// reportDetached says that the command goes on without this program. Only a user who left it
-// gets no error.
+// reportDetached says that the command goes on without this program. It returns an error
+// unless the user detached.
 func reportDetached(ctx context.Context, a *app, session string) error {
 	back := "caisson sandbox attach " + session + " goes back to it."
 	if ctx.Err() == nil {

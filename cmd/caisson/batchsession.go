@@ -37,7 +37,7 @@ type batchSession struct {
 	agents []string
 	shard  batch.Shard
 	trials *batch.Trials
-	// resources are a trial's if its task names none.
+	// resources are for trials whose task names none.
 	resources limits.Resources
 	choice    record.BackendChoice
 	say       func(text string)

@@ -108,7 +108,8 @@ func removeCaches(a *app, s *caches.Store, names []string, all bool) error {
 	return errors.Join(errs...)
 }
 
-// isCachesOf reports whether name, or path, which is name without symlinks, means e.
+// isCachesOf reports whether name is the ID or the workspace of e. path is name without
+// symlinks, or "".
 func isCachesOf(e caches.Entry, name, path string) bool {
 	return e.ID == name || e.Workspace == name || path != "" && e.Workspace == path
 }

@@ -109,8 +109,8 @@ type execFlags struct {
 // interactiveTime is the default time of a command that a person types into.
 const interactiveTime = 24 * time.Hour
 
-// check refuses flags that don't fit. It sets the default time of a command that a person
-// types into.
+// check refuses flags that don't fit together. It sets the default time of a command that
+// a person types into.
 func (f *execFlags) check(a *app) error {
 	if f.Timeout < 0 {
 		return newUsageError("--timeout %s is negative", f.Timeout)
@@ -133,8 +133,8 @@ func ownFlagErrors(cmd *cobra.Command) *cobra.Command {
 }
 
 // connect connects a command with this program's streams. It calls begin before each read
-// and write, and cancel if output can't be written. Variables of the configuration come
-// before those of the terminal.
+// and write, and cancel if output can't be written. Configured variables replace the
+// terminal's.
 func (f *execFlags) connect(a *app, c runner.UserCommand, configured map[string]string, begin func(), cancel context.CancelCauseFunc) runner.UserCommand {
 	c.Stdout, c.Stderr = &cancellingWriter{to: a.stdout, begin: begin, cancel: cancel}, &cancellingWriter{to: a.stderr, begin: begin, cancel: cancel}
 	c.Timeout = cmp.Or(f.Timeout, c.Timeout)

@@ -166,9 +166,10 @@ func (s *sessionBuilder) agentOptions(ctx context.Context, r *agentRun, task str
 	return o, err
 }
 
-// commands returns the command that writes the agent's files, if it has any, and the
-// agent's. run has an instruction, or is interactive, and the directories in the sandbox;
-// without a home, the agent has [sandbox.HomeDir], also if its user has another one.
+// commands returns the command that starts the agent, after one that writes its files, if
+// it has any. run has an instruction, or is interactive, and has the directories in the
+// sandbox. Without a home in run, the agent's home is [sandbox.HomeDir], even if its user
+// has another one.
 func (r *agentRun) commands(run agents.Run) ([]runner.UserCommand, error) {
 	run.Model, run.BaseURL, run.Home = r.models[config.AnyModel].Model, "http://"+bridge.Host, cmp.Or(run.Home, sandbox.HomeDir)
 	launch, err := r.Launch(r.program, run)
@@ -195,8 +196,8 @@ func (r *agentRun) commands(run agents.Run) ([]runner.UserCommand, error) {
 }
 
 // gitIdentity returns variables that make commits in the sandbox the user's: the name and
-// address that git has on this machine outside any repository. What it would guess from
-// the machine's name is left out, and so are variables that the configuration sets.
+// address that git has on this machine outside any repository. It leaves out values that
+// git would guess from the machine's name, and variables that the configuration sets.
 func (s *sessionBuilder) gitIdentity(ctx context.Context) []string {
 	env := s.environ.pick("PATH", "HOME", "XDG_CONFIG_HOME", "GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL")
 	var out []string

@@ -211,19 +211,19 @@ func askYes(a *app, typed *bufio.Reader, question string) bool {
 // initProgram is a program that the commands of a workspace need.
 type initProgram struct {
 	Name string `json:"name"`
-	// Path is where this machine's PATH has it, "" if it has not.
+	// Path is its path on this machine, or "" if it is not on PATH.
 	Path string `json:"path"`
-	// Absent is set if the image lacks it, and Toolchains has the directories of
-	// host_image with which it has it.
+	// Absent is set if the image lacks it. Toolchains are the directories that add it to
+	// the image, by the setting host_image.
 	Absent bool `json:"absent"`
-	// Inside is where commands find another program of the name, "" if they find this
-	// one: PATH may have a shim of a version manager before it.
+	// Inside is the path of another program of this name that commands find instead, or
+	// "": on PATH, a shim of a version manager may come first.
 	Inside     string   `json:"inside,omitempty"`
 	Toolchains []string `json:"toolchains,omitempty"`
 }
 
-// findPrograms looks for the programs of tools on PATH, and whether image host has them. Of
-// other images nothing is known before they run.
+// findPrograms looks for the programs of tools on PATH, and whether image host has them.
+// The programs of other images are unknown until they run.
 func (s missingSettings) findPrograms(ctx context.Context, w *runner.Workspace, found []project.Found) ([]initProgram, error) {
 	out := []initProgram{}
 	ref, err := images.ParseLocalReference(*s.conf.Image)
@@ -342,8 +342,8 @@ func (s missingSettings) describeSettings(p *page, answer initAnswer, additions 
 // goProxy is where the sandbox has the modules that this machine has downloaded.
 const goProxy = sandbox.HomeDir + "/.goproxy"
 
-// suggestSettings returns the settings that the tools of a workspace need, without those that
-// count already.
+// suggestSettings returns the settings that the tools of a workspace need, except the ones
+// that are in effect already.
 func (s missingSettings) suggestSettings(found []project.Found, programs []initProgram) []config.Addition {
 	caches := config.Addition{Keys: []string{"caches"}, Inherited: flowScalars(s.conf.Caches), Comment: "kept between the sessions of this workspace"}
 	mounts := config.Addition{Keys: []string{"mounts"}, Comment: "what this machine has downloaded, other projects' too"}
@@ -370,7 +370,7 @@ func (s missingSettings) suggestSettings(found []project.Found, programs []initP
 }
 
 // suggestPresets returns the egress presets that the tools of a workspace need to download
-// packages, without those that are set.
+// packages, except the ones that are set already.
 func (s missingSettings) suggestPresets(found []project.Found) config.Addition {
 	a := config.Addition{Keys: []string{"egress", "presets"}, Inherited: flowScalars(s.conf.Egress.Presets), Comment: "registries that commands may download from"}
 	for _, f := range found {
@@ -381,8 +381,8 @@ func (s missingSettings) suggestPresets(found []project.Found) config.Addition {
 	return a
 }
 
-// findModules returns the directory of the modules that this machine has downloaded, "" if
-// a workspace does not use them, or has its own.
+// findModules returns the directory of the modules that this machine has downloaded. It
+// returns "" if the workspace doesn't use them, or has its own.
 func findModules(env environ, f project.Found) string {
 	modules := env.get("GOMODCACHE")
 	if !filepath.IsAbs(modules) {

@@ -162,8 +162,8 @@ func (s *settings) describeServers() ([]listedServer, error) {
 	return list, nil
 }
 
-// serverOptions returns the MCP servers of a session with the options of. s.serverKeys
-// must have been read.
+// serverOptions returns the options for a session's MCP servers. of has the session's
+// other options. s.serverKeys must have been read.
 func (s *sessionBuilder) serverOptions(of runner.Options) (runner.MCPOptions, error) {
 	o := runner.MCPOptions{Tokens: tokenStore(s.environ.stateDir())}
 	names, err := s.conf.UsedServers()

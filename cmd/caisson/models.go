@@ -325,8 +325,8 @@ func (s *settings) identifyPrograms(list []string, to map[string]string) error {
 	return nil
 }
 
-// newProgram makes a trial's agent that is a program, with one model for all requests
-// unless that is "".
+// newProgram makes an agent that is a program, for a trial. If model is not "", all
+// requests of the agent go to it.
 func (b *batchSession) newProgram(ctx context.Context, conf config.Config, name, model string) (_ batch.Model, err error) {
 	if model != "" {
 		conf.Model = &model

@@ -208,8 +208,8 @@ var ownCode = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^[A-Z2-7]{16} [a-z2-7]{12}\.caisson\.localhost$`)
 })
 
-// openBrowser opens an address in the user's browser if there is a display. Everybody
-// whom the address is for also sees it in writing.
+// openBrowser opens an address in the user's browser if there is a display. Callers also
+// print the address, so that a failure needs no error.
 func openBrowser(ctx context.Context, env environ, writable []string, address string) {
 	if env.get("DISPLAY") == "" && env.get("WAYLAND_DISPLAY") == "" {
 		return

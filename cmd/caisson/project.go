@@ -71,7 +71,7 @@ func readOwn(w *runner.Workspace) (ownSettings, error) {
 	return own, nil
 }
 
-// readOwnFile reads a file without following links. It returns nil if there is none.
+// readOwnFile reads a file without following links. It returns nil if the file is missing.
 func readOwnFile(r *workspace.Reader, name string) ([]byte, error) {
 	ctx := context.Background() // the Reader has its own deadline
 	for _, way := range []struct {
@@ -194,8 +194,8 @@ func (s *settings) useProject(w *runner.Workspace, o projectOptions) error {
 	return nil
 }
 
-// ignoreFile notes that one of the workspace's own files is not used because of why, or
-// that it is gone since the workspace was trusted, which means gone.
+// ignoreFile notes why one of the workspace's own files is not used, unless why is "". If
+// the file was removed since the workspace was trusted, it notes the consequence, gone.
 func (s *settings) ignoreFile(name string, file *config.ProjectFile, why string, trusted approval.TrustedWorkspace, gone string) {
 	wasThere := slices.ContainsFunc(trusted.Files, func(f approval.TrustedFile) bool { return f.Path == name })
 	switch {

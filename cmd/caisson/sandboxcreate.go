@@ -272,7 +272,7 @@ type copier struct {
 }
 
 // runCommand runs a command that packs or unpacks, and returns its status. The error
-// has its standard error.
+// contains the command's standard error.
 func (c *copier) runCommand(ctx context.Context, command runner.UserCommand) (int, error) {
 	text := &limits.Head{Size: 4 << 10}
 	command.Stderr, command.Abandon = text, c.abandon

@@ -37,7 +37,7 @@ type serverHost struct {
 	base       *backends
 	shared     atomic.Pointer[readyBackend]
 	roots      roots
-	named      string   // the workspace that the operator named besides the roots, or ""
+	named      string   // the workspace that the operator named in addition to the roots, or ""
 	batches    []string // directories of batches for the page
 	workspaces workspaceSet
 	log        *zap.Logger

@@ -27,7 +27,7 @@ type sessionBuilder struct {
 	*backends
 	workspace *runner.Workspace
 	mounts    []sandbox.Mount // opened for the session
-	// moreMounts are to be opened besides the configuration's.
+	// moreMounts are opened in addition to the configuration's.
 	moreMounts []runner.UserMount
 	// dir is the session's directory, and hidden its secrets. ends closes the directory
 	// and the models.
@@ -40,7 +40,7 @@ type sessionBuilder struct {
 	// verifies is set if the run verifies its result in a sandbox.
 	verifies bool
 	// reads is set if the command is not known to need a sandbox. orders is set if it
-	// needs one whatever the policy, and reports itself what the image lacks.
+	// needs one under any policy, and itself reports programs that the image lacks.
 	reads, orders bool
 	// servers is set if the session has the MCP servers.
 	servers bool

@@ -143,7 +143,7 @@ type settings struct {
 	// instructions are the workspace's trusted instruction files.
 	instructions []approval.TrustedFile
 	// egressKeys are the keys that commands use without seeing them, once read.
-	// serverKeys are those of MCP servers, by name.
+	// serverKeys are the keys of MCP servers, by the server's name.
 	egressKeys []secret.Secret
 	serverKeys map[string][]secret.Secret
 	// shared is set if the process has many sessions, which share the machine.

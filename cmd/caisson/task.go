@@ -43,8 +43,8 @@ func readBounded(in io.Reader, name string) (string, error) {
 }
 
 const (
-	// stdinWait is how long to wait for a pipe beside a task to say something: a CI
-	// system's step may have one that never does.
+	// stdinWait is how long to wait for data from a pipe beside a task: in CI systems,
+	// standard input may be a pipe that never gets any.
 	stdinWait = 3 * time.Second
 	// stdinSilence is how long a pipe that has begun may pause.
 	stdinSilence = time.Minute

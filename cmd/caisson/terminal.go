@@ -89,8 +89,8 @@ func (t *localTerminal) begin() {
 	}
 }
 
-// watch returns a writer of the command's output to w, which finds the modes of the
-// terminal that are to be reset at the end.
+// watch returns a writer that passes the command's output on to w. It notes which modes of
+// the terminal to reset at the end.
 func (t *localTerminal) watch(w io.Writer) io.Writer {
 	if !t.app.terminal(t.app.stdout) {
 		return w
