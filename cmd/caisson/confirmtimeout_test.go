@@ -72,35 +72,34 @@ func TestServeConfirmTimeout(t *testing.T) {
 				}
 				return text
 			}
-			var session, turn struct{ ID, Turn string }
-			must(t, json.Unmarshal([]byte(call("POST", "/sessions", `{"workspace":"one"}`)), &session))
-			must(t, json.Unmarshal([]byte(call("POST", "/sessions/"+session.ID+"/turns", `{"message":"do it"}`)), &turn))
-			trace := filepath.Join(s.home, ".local/state/caisson/sessions", session.ID, "trace.jsonl")
+			id := s.begin(s.token(), `{"workspace":"one"}`)
+			var turn struct{ Turn string }
+			must(t, json.Unmarshal([]byte(call("POST", "/sessions/"+id+"/turns", `{"message":"do it"}`)), &turn))
 			await := func(kind record.Kind) string {
 				for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
-					text, err := os.ReadFile(trace)
-					if err == nil && strings.Contains(string(text), `"kind":"`+string(kind)+`"`) {
-						return string(text)
+					text := s.records(id)
+					if strings.Contains(text, `"kind":"`+string(kind)+`"`) {
+						return text
 					}
 					if time.Now().After(deadline) {
-						t.Fatalf("no %s: %v\n%s", kind, err, text)
+						t.Fatalf("no %s\n%s", kind, text)
 					}
 				}
 			}
 			await(record.KindConfirmationRequested)
 			if c.made {
 				var waiting struct{ Confirmations []struct{ ID string } }
-				if err := json.Unmarshal([]byte(call("GET", "/sessions/"+session.ID+"/confirmations", "")), &waiting); err != nil || len(waiting.Confirmations) != 1 {
+				if err := json.Unmarshal([]byte(call("GET", "/sessions/"+id+"/confirmations", "")), &waiting); err != nil || len(waiting.Confirmations) != 1 {
 					t.Fatalf("%+v, %v", waiting, err)
 				}
-				call("POST", "/sessions/"+session.ID+"/turns/"+turn.Turn+"/confirmations/"+waiting.Confirmations[0].ID, `{"decision":"allow"}`)
+				call("POST", "/sessions/"+id+"/turns/"+turn.Turn+"/confirmations/"+waiting.Confirmations[0].ID, `{"decision":"allow"}`)
 			}
 			records := await(record.KindTurnCompleted)
 			_, err := os.Stat(filepath.Join(s.root, "one", "out.txt"))
 			if made := err == nil; made != c.made || strings.Contains(records, "confirmation_timeout") == c.made {
 				t.Errorf("ran %t, want %t:\n%s", made, c.made, records)
 			}
-			call("DELETE", "/sessions/"+session.ID, "")
+			call("DELETE", "/sessions/"+id, "")
 		})
 	}
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -119,14 +118,10 @@ func TestOpen(t *testing.T) {
 	if status, _, _ := b.send(http.MethodPost, "/login", url.Values{"code": {line[len(line)-16:]}}); status != http.StatusForbidden {
 		t.Errorf("the code works again: %d", status)
 	}
-	_, text := s.do(s.token(), "POST", "/sessions", `{"workspace":"one"}`)
-	var v server.Session
-	if err := json.Unmarshal([]byte(text), &v); err != nil {
-		t.Fatal(text)
-	}
-	for _, args := range [][]string{{"last"}, {v.ID}, {v.ID[:len(v.ID)-2], "--print"}, {"--url", s.base, "last"}, {"last", "--url", "http://localhost:" + port + "/"}} {
+	id := s.begin(s.token(), `{"workspace":"one"}`)
+	for _, args := range [][]string{{"last"}, {id}, {id[:len(id)-2], "--print"}, {"--url", s.base, "last"}, {"last", "--url", "http://localhost:" + port + "/"}} {
 		status, stdout, stderr := s.open(nil, args...)
-		if status != 0 || stderr != "" || !strings.Contains(stdout, "?to=/s/"+v.ID+"#") {
+		if status != 0 || stderr != "" || !strings.Contains(stdout, "?to=/s/"+id+"#") {
 			t.Errorf("%q: status %d, %q, %q", args, status, stdout, stderr)
 		}
 		browse(t, stdout)
@@ -155,9 +150,9 @@ func TestOpen(t *testing.T) {
 		}
 	}
 	token := filepath.Join(s.home, ".local/state/caisson/serve.token")
-	text2, err := os.ReadFile(token + addressSuffix)
-	if err != nil || string(text2) != s.base+"\n" {
-		t.Errorf("the address is noted as %q, %v", text2, err)
+	text, err := os.ReadFile(token + addressSuffix)
+	if err != nil || string(text) != s.base+"\n" {
+		t.Errorf("the address is noted as %q, %v", text, err)
 	}
 	s.stop()
 	if _, err := os.Stat(token + addressSuffix); !os.IsNotExist(err) {

@@ -157,6 +157,32 @@ func (s *served) wants(token, body string, status int, contains string) server.S
 	return v
 }
 
+// begin starts a session and returns its id.
+func (s *served) begin(token, body string) string {
+	s.t.Helper()
+	status, text := s.do(token, "POST", "/sessions", body)
+	var v server.Session
+	if err := json.Unmarshal([]byte(text), &v); err != nil || status != http.StatusCreated {
+		s.t.Fatalf("%d %s", status, text)
+	}
+	return v.ID
+}
+
+func (s *served) end(token, id string) {
+	s.t.Helper()
+	if status, text := s.do(token, "DELETE", "/sessions/"+id, ""); status != http.StatusOK {
+		s.t.Fatalf("%d %s", status, text)
+	}
+}
+
+// records returns the records of a session.
+func (s *served) records(id string) string {
+	s.t.Helper()
+	text, err := os.ReadFile(filepath.Join(s.home, ".local/state/caisson/sessions", id, "trace.jsonl"))
+	must(s.t, err)
+	return string(text)
+}
+
 // TestServeWorkspaces: only directories below a root are workspaces, whatever their
 // spelling.
 func TestServeWorkspaces(t *testing.T) {
@@ -364,27 +390,21 @@ func TestServePolicyIsLaidOver(t *testing.T) {
 		if policy == "" {
 			ask = `{"workspace":"one"}`
 		}
-		_, text := s.do(s.token(), "POST", "/sessions", ask)
-		var v server.Session
-		if err := json.Unmarshal([]byte(text), &v); err != nil || v.ID == "" {
-			t.Fatal(text)
-		}
-		s.do(s.token(), "POST", "/sessions/"+v.ID+"/turns", `{"message":"go"}`)
+		id := s.begin(s.token(), ask)
+		s.do(s.token(), "POST", "/sessions/"+id+"/turns", `{"message":"go"}`)
 		got := ""
 		for got == "" {
-			if _, text := s.do(s.token(), "GET", "/sessions/"+v.ID+"/confirmations", ""); strings.Contains(text, `"id"`) {
+			if _, text := s.do(s.token(), "GET", "/sessions/"+id+"/confirmations", ""); strings.Contains(text, `"id"`) {
 				got = "waits"
 			}
-			trace, err := os.ReadFile(filepath.Join(s.home, ".local/state/caisson/sessions", v.ID, "trace.jsonl"))
-			must(t, err)
-			if strings.Contains(string(trace), `"error_class":"permission_denied"`) {
+			if strings.Contains(s.records(id), `"error_class":"permission_denied"`) {
 				got = "permission_denied"
 			}
 		}
 		if got != want {
 			t.Errorf("%s: %s, want %s", policy, got, want)
 		}
-		s.do(s.token(), "DELETE", "/sessions/"+v.ID, "")
+		s.do(s.token(), "DELETE", "/sessions/"+id, "")
 	}
 }
 
@@ -482,18 +502,13 @@ func TestServeWithoutABackend(t *testing.T) {
 	// turn starts a session, and returns it after its turn.
 	turn := func() (v server.Session, records string) {
 		t.Helper()
-		_, text := s.do(s.token(), "POST", "/sessions", `{"workspace":"one"}`)
-		if err := json.Unmarshal([]byte(text), &v); err != nil || v.ID == "" {
-			t.Fatal(text)
-		}
-		s.do(s.token(), "POST", "/sessions/"+v.ID+"/turns", `{"message":"go"}`)
+		id := s.begin(s.token(), `{"workspace":"one"}`)
+		s.do(s.token(), "POST", "/sessions/"+id+"/turns", `{"message":"go"}`)
 		for !strings.Contains(records, `"kind":"turn.completed"`) {
-			trace, err := os.ReadFile(filepath.Join(s.home, ".local/state/caisson/sessions", v.ID, "trace.jsonl"))
-			must(t, err)
-			records = string(trace)
+			records = s.records(id)
 		}
-		s.do(s.token(), "DELETE", "/sessions/"+v.ID, "")
-		_, text = s.do(s.token(), "GET", "/sessions/"+v.ID, "")
+		s.do(s.token(), "DELETE", "/sessions/"+id, "")
+		_, text := s.do(s.token(), "GET", "/sessions/"+id, "")
 		if err := json.Unmarshal([]byte(text), &v); err != nil {
 			t.Fatal(text)
 		}

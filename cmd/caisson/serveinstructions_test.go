@@ -14,7 +14,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/caisson-run/caisson/runner/server"
 	"github.com/caisson-run/caisson/tools/approval"
 )
 
@@ -22,13 +21,9 @@ import (
 // system prompt and the rest of the model's request.
 func (s *served) firstRequest(requests <-chan string) (system, rest string) {
 	s.t.Helper()
-	status, text := s.do(s.token(), "POST", "/sessions", `{"workspace":"one","model":"main"}`)
-	var v server.Session
-	if err := json.Unmarshal([]byte(text), &v); err != nil || status != http.StatusCreated {
-		s.t.Fatalf("%d %s: %v", status, text, err)
-	}
-	defer s.do(s.token(), "DELETE", "/sessions/"+v.ID, "")
-	if status, text := s.do(s.token(), "POST", "/sessions/"+v.ID+"/turns", `{"message":"hello"}`); status != http.StatusAccepted {
+	id := s.begin(s.token(), `{"workspace":"one","model":"main"}`)
+	defer s.do(s.token(), "DELETE", "/sessions/"+id, "")
+	if status, text := s.do(s.token(), "POST", "/sessions/"+id+"/turns", `{"message":"hello"}`); status != http.StatusAccepted {
 		s.t.Fatalf("%d %s", status, text)
 	}
 	var request struct {

@@ -14,23 +14,6 @@ import (
 	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
-func (s *served) begin(token, body string) string {
-	s.t.Helper()
-	status, text := s.do(token, "POST", "/sessions", body)
-	var v server.Session
-	if err := json.Unmarshal([]byte(text), &v); err != nil || status != 201 {
-		s.t.Fatalf("%d %s", status, text)
-	}
-	return v.ID
-}
-
-func (s *served) end(token, id string) {
-	s.t.Helper()
-	if status, text := s.do(token, "DELETE", "/sessions/"+id, ""); status != 200 {
-		s.t.Fatalf("%d %s", status, text)
-	}
-}
-
 // TestServeResumeOnlyTightens: a client's requests at resuming are checked like at the
 // start, and the last applied preset stays.
 func TestServeResumeOnlyTightens(t *testing.T) {

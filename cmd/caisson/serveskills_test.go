@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"github.com/caisson-run/caisson/runner"
-	"github.com/caisson-run/caisson/runner/server"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -33,20 +32,16 @@ func TestServeSkills(t *testing.T) {
 	// session returns a new session's skills and the tools offered in its first turn.
 	session := func(token, skills string) (names []string, offered []tools.Name) {
 		t.Helper()
-		status, text := s.do(token, "POST", "/sessions", `{"workspace":"one","model":"main"`+skills+`}`)
-		var v server.Session
-		if err := json.Unmarshal([]byte(text), &v); err != nil || status != http.StatusCreated {
-			t.Fatalf("%d %s: %v", status, text, err)
-		}
-		defer s.do(token, "DELETE", "/sessions/"+v.ID, "")
+		id := s.begin(token, `{"workspace":"one","model":"main"`+skills+`}`)
+		defer s.do(token, "DELETE", "/sessions/"+id, "")
 		var report runner.SkillReport
-		if status, text = s.do(token, "GET", "/sessions/"+v.ID+"/skills", ""); status != http.StatusOK || json.Unmarshal([]byte(text), &report) != nil {
+		if status, text := s.do(token, "GET", "/sessions/"+id+"/skills", ""); status != http.StatusOK || json.Unmarshal([]byte(text), &report) != nil {
 			t.Fatalf("%d %s", status, text)
 		}
 		for _, one := range report.Skills {
 			names = append(names, one.Name)
 		}
-		if status, text := s.do(token, "POST", "/sessions/"+v.ID+"/turns", `{"message":"hello"}`); status != http.StatusAccepted {
+		if status, text := s.do(token, "POST", "/sessions/"+id+"/turns", `{"message":"hello"}`); status != http.StatusAccepted {
 			t.Fatalf("%d %s", status, text)
 		}
 		var request struct {
