@@ -37,21 +37,14 @@ func (c *engineContainer) examineImage(ctx context.Context) error {
 	for _, v := range c.image.config.Volumes {
 		volumes = append(volumes, path.Clean("/"+v))
 	}
-	created, err := c.remote.createContainer(ctx, bare.buildRequest().withoutMounts(volumes))
-	if err != nil {
-		return err
-	}
-	c.id = created.ID
-	if asUser {
-		err = c.readAccount(ctx)
-	}
-	if err == nil {
-		err = p.AddEgressFiles(engineFiles{ctx, c})
-	}
-	if removeErr := removeContainer(context.WithoutCancel(ctx), c.remote, created.ID); removeErr != nil {
-		return errors.Join(err, removeErr)
-	}
-	c.id = ""
+	err := c.withUnstarted(ctx, bare.buildRequest().withoutMounts(volumes), func() error {
+		if asUser {
+			if err := c.readAccount(ctx); err != nil {
+				return err
+			}
+		}
+		return p.AddEgressFiles(engineFiles{ctx, c})
+	})
 	if err != nil || !asUser {
 		return err
 	}

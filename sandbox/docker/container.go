@@ -190,6 +190,22 @@ func (c *engineContainer) requestContainer(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
+// withUnstarted calls use while c.id is a container that is never started. If
+// the container can't be removed, c.id stays, so that Remove tries again.
+func (c *engineContainer) withUnstarted(ctx context.Context, asked request, use func() error) error {
+	created, err := c.remote.createContainer(ctx, asked)
+	if err != nil {
+		return err
+	}
+	c.id = created.ID
+	err = use()
+	if removeErr := removeContainer(context.WithoutCancel(ctx), c.remote, c.id); removeErr != nil {
+		return errors.Join(err, removeErr)
+	}
+	c.id = ""
+	return err
+}
+
 func (c *engineContainer) Start(ctx context.Context) error {
 	err := c.remote.startContainer(ctx, c.id)
 	c.started = err == nil

@@ -75,25 +75,18 @@ func (c *engineContainer) commitGuest(ctx context.Context, name string) error {
 	for _, v := range c.image.config.Volumes { // otherwise the engine makes volumes
 		asked.host.Tmpfs[v] = ""
 	}
-	created, err := c.remote.createContainer(ctx, asked)
-	if err != nil {
-		return err
-	}
-	c.id = created.ID
-	err = callNoResult(ctx, c.remote.load, "send files", func(ctx context.Context) error {
-		return c.remote.engine.CopyToContainer(ctx, created.ID, "/", bytes.NewReader(files), container.CopyToContainerOptions{})
-	})
-	if err == nil {
-		err = callNoResult(ctx, c.remote.load, "make image "+name, func(ctx context.Context) error {
-			_, err := c.remote.engine.ContainerCommit(ctx, created.ID, container.CommitOptions{Reference: name})
+	return c.withUnstarted(ctx, asked, func() error {
+		err := callNoResult(ctx, c.remote.load, "send files", func(ctx context.Context) error {
+			return c.remote.engine.CopyToContainer(ctx, c.id, "/", bytes.NewReader(files), container.CopyToContainerOptions{})
+		})
+		if err != nil {
+			return err
+		}
+		return callNoResult(ctx, c.remote.load, "make image "+name, func(ctx context.Context) error {
+			_, err := c.remote.engine.ContainerCommit(ctx, c.id, container.CommitOptions{Reference: name})
 			return err
 		})
-	}
-	if removeErr := removeContainer(context.WithoutCancel(ctx), c.remote, created.ID); removeErr != nil {
-		return errors.Join(err, removeErr)
-	}
-	c.id = ""
-	return err
+	})
 }
 
 // guestArchive returns an archive of the guest's binary, owned by root and not

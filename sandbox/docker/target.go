@@ -34,18 +34,14 @@ func (c *engineContainer) checkTargets(ctx context.Context) error {
 		state.MarkUsed(checked)
 		return nil
 	}
-	created, err := c.remote.createContainer(ctx, c.asked.withoutMounts(targets))
+	err := c.withUnstarted(ctx, c.asked.withoutMounts(targets), func() error {
+		if err := c.remote.checkPaths(ctx, c.id, targets, workspace); err != nil {
+			return fmt.Errorf("image %s: %w", c.image.reference, err)
+		}
+		return nil
+	})
 	if err != nil {
 		return err
-	}
-	c.id = created.ID
-	err = c.remote.checkPaths(ctx, created.ID, targets, workspace)
-	if removeErr := removeContainer(context.WithoutCancel(ctx), c.remote, created.ID); removeErr != nil {
-		return errors.Join(err, removeErr)
-	}
-	c.id = ""
-	if err != nil {
-		return fmt.Errorf("image %s: %w", c.image.reference, err)
 	}
 	_ = os.WriteFile(checked, nil, 0o600) // otherwise the next start examines it again
 	return nil
