@@ -70,7 +70,7 @@ func engineImage(ctx context.Context, r *remote, f facts, ref images.Reference) 
 	if err != nil {
 		return rootImage{}, err
 	}
-	if found.Os != "linux" || !sameArchitecture(found.Architecture, f.info.Architecture) {
+	if found.Os != "linux" || found.Architecture != goArchitecture(f.info.Architecture) {
 		return rootImage{}, fmt.Errorf("image %s: %w: it is for %s/%s and the engine runs linux/%s: pull it for that platform",
 			ref.Value, sandbox.ErrUnsupported, found.Os, found.Architecture, f.info.Architecture)
 	}
@@ -96,10 +96,7 @@ func convertConfig(c *dockerspec.DockerOCIImageConfig) (images.Config, error) {
 	return config, err
 }
 
-// sameArchitecture compares an image's architecture (amd64) with an engine's
-// (x86_64).
-func sameArchitecture(image, engine string) bool { return image == goArchitecture(engine) }
-
+// goArchitecture returns Go's name (amd64) for an engine's architecture (x86_64).
 func goArchitecture(engine string) string {
 	words := map[string]string{"x86_64": "amd64", "aarch64": "arm64"}
 	return cmp.Or(words[engine], engine)

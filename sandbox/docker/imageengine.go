@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/docker/docker/api/types/image"
+
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/sandbox"
 )
@@ -43,43 +45,26 @@ func (e *ImageEngine) connect(ctx context.Context) (*remote, error) {
 
 // ImageID implements [images.Engine].
 func (e *ImageEngine) ImageID(ctx context.Context, name string) (string, error) {
-	r, err := e.connect(ctx)
-	if err != nil {
-		return "", err
-	}
-	found, err := r.findImage(ctx, name)
-	if err != nil {
-		return "", asImageError(err)
-	}
-	return found.ID, nil
+	_, found, err := e.findImage(ctx, name)
+	return found.ID, err
 }
 
 // ImageConfig returns the configuration of an image that the engine has. If it
 // has none of that name, the error wraps [images.ErrNotFound].
 func (e *ImageEngine) ImageConfig(ctx context.Context, name string) (images.Config, error) {
-	r, err := e.connect(ctx)
-	if err != nil {
+	_, found, err := e.findImage(ctx, name)
+	if err != nil || found.Config == nil {
 		return images.Config{}, err
-	}
-	found, err := r.findImage(ctx, name)
-	if err != nil {
-		return images.Config{}, asImageError(err)
-	}
-	if found.Config == nil {
-		return images.Config{}, nil
 	}
 	return convertConfig(found.Config)
 }
 
 // Save implements [images.Engine]. Cancelling ctx ends the archive.
 func (e *ImageEngine) Save(ctx context.Context, id string) (io.ReadCloser, error) {
-	r, err := e.connect(ctx)
+	// Docker 20.10 answers with an internal error if it lacks the image.
+	r, _, err := e.findImage(ctx, id)
 	if err != nil {
 		return nil, err
-	}
-	// Docker 20.10 answers with an internal error if it lacks the image.
-	if _, err := r.findImage(ctx, id); err != nil {
-		return nil, asImageError(err)
 	}
 	archive, err := r.engine.ImageSave(ctx, []string{id})
 	if err != nil {
@@ -88,10 +73,16 @@ func (e *ImageEngine) Save(ctx context.Context, id string) (io.ReadCloser, error
 	return archive, nil
 }
 
-// asImageError wraps a missing image's error in [images.ErrNotFound].
-func asImageError(err error) error {
-	if errors.Is(err, sandbox.ErrNotFound) {
-		return fmt.Errorf("%w: %w", images.ErrNotFound, err)
+// findImage connects to the engine and looks an image up. If the engine has
+// none of that name, the error wraps [images.ErrNotFound].
+func (e *ImageEngine) findImage(ctx context.Context, name string) (*remote, image.InspectResponse, error) {
+	r, err := e.connect(ctx)
+	if err != nil {
+		return nil, image.InspectResponse{}, err
 	}
-	return err
+	found, err := r.findImage(ctx, name)
+	if errors.Is(err, sandbox.ErrNotFound) {
+		err = fmt.Errorf("%w: %w", images.ErrNotFound, err)
+	}
+	return r, found, err
 }

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/docker/docker/api/types/filters"
-	"github.com/docker/docker/api/types/image"
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/sandbox"
@@ -107,18 +106,11 @@ func loadedID(body io.Reader) (string, error) {
 	return id, err
 }
 
-func (r *remote) listOwnImages(ctx context.Context) ([]image.Summary, error) {
-	return callWithin(ctx, r.ask, "list images", func(ctx context.Context) ([]image.Summary, error) {
-		return r.engine.ImageList(ctx, image.ListOptions{Filters: filters.NewArgs(
-			filters.Arg("reference", loadedName), filters.Arg("reference", builtName))})
-	})
-}
-
 // pruneImages removes images that were loaded or built longer ago than unused
 // and that no container uses, and returns their number. The engine does not
 // record when an image was last used, so the time when it got its name must do.
 func pruneImages(ctx context.Context, r *remote, unused time.Duration) (int, error) {
-	list, err := r.listOwnImages(ctx)
+	list, err := r.listImages(ctx, filters.Arg("reference", loadedName), filters.Arg("reference", builtName))
 	if err != nil {
 		return 0, err
 	}

@@ -74,9 +74,9 @@ func (r *remote) importImage(ctx context.Context, content io.Reader, name, chang
 	})
 }
 
-func (r *remote) listSkeletons(ctx context.Context) ([]image.Summary, error) {
+func (r *remote) listImages(ctx context.Context, which ...filters.KeyValuePair) ([]image.Summary, error) {
 	return callWithin(ctx, r.ask, "list images", func(ctx context.Context) ([]image.Summary, error) {
-		return r.engine.ImageList(ctx, image.ListOptions{Filters: filters.NewArgs(filters.Arg("label", labelSkeleton))})
+		return r.engine.ImageList(ctx, image.ListOptions{Filters: filters.NewArgs(which...)})
 	})
 }
 

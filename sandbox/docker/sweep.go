@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/filters"
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
@@ -46,7 +47,7 @@ func (d driver) Prune(ctx context.Context) error {
 // their name to another import, unless a container uses them. It returns their
 // number. A Caisson that is about to use one imports it again.
 func pruneSkeletons(ctx context.Context, r *remote, unused time.Duration) (int, error) {
-	list, err := r.listSkeletons(ctx)
+	list, err := r.listImages(ctx, filters.Arg("label", labelSkeleton))
 	if err != nil {
 		return 0, err
 	}
