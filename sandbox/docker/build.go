@@ -17,6 +17,7 @@ import (
 	"github.com/caisson-run/caisson/images"
 	dockerfiles "github.com/caisson-run/caisson/images/dockerfile"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
 )
 
 // The label and name of images built for build:DIR. The tag names the
@@ -159,18 +160,13 @@ func builtTag(dir string) string {
 }
 
 func (r *remote) buildImage(ctx context.Context, source *buildContext, o build.ImageBuildOptions, output *buildOutput) error {
-	read, write := io.Pipe()
-	sent := make(chan error, 1)
-	go func() {
-		err := source.writeTar(ctx, write)
-		write.CloseWithError(err)
-		sent <- err
-	}()
-	answer, err := r.engine.ImageBuild(ctx, read, o)
-	read.CloseWithError(errUnread)
-	if ours := <-sent; ours != nil && !errors.Is(ours, errUnread) && context.Cause(ctx) == nil {
-		err = errors.Join(ours, closeBody(answer.Body))
-		return err // a better reason than the engine's, which got half an archive
+	var answer build.ImageBuildResponse
+	sendErr, err := lifecycle.Pipe(func(w io.Writer) error { return source.writeTar(ctx, w) }, func(archive io.Reader) (err error) {
+		answer, err = r.engine.ImageBuild(ctx, archive, o)
+		return err
+	})
+	if sendErr != nil && context.Cause(ctx) == nil {
+		return errors.Join(sendErr, closeBody(answer.Body)) // a better reason than the engine's, which got half an archive
 	}
 	switch {
 	case errdefs.IsInvalidArgument(err):
@@ -191,10 +187,6 @@ func closeBody(body io.Closer) error {
 	}
 	return body.Close()
 }
-
-// errUnread is the sender's error if the engine answers before it has read
-// everything.
-var errUnread = errors.New("the engine reads no more")
 
 // removeUnfinished removes the nameless images that the steps of a failed build
 // left, the last first, because it is made from the others. The container of a

@@ -19,6 +19,7 @@ import (
 	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest"
+	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
 )
 
 type rootImage struct {
@@ -172,14 +173,8 @@ func skeletonID(ctx context.Context, r *remote, hash string) (string, error) {
 }
 
 func importSkeleton(ctx context.Context, r *remote, root *images.RootFS, hash string) error {
-	read, write := io.Pipe()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		write.CloseWithError(host.WriteSkeletonTar(root, write))
-	}()
-	err := r.importImage(ctx, read, skeletonName+":"+hash, "LABEL "+labelSkeleton+"="+hash)
-	_ = read.Close()
-	<-done
+	_, err := lifecycle.Pipe(func(w io.Writer) error { return host.WriteSkeletonTar(root, w) }, func(archive io.Reader) error {
+		return r.importImage(ctx, archive, skeletonName+":"+hash, "LABEL "+labelSkeleton+"="+hash)
+	})
 	return err
 }

@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
 )
 
 // loadedName is the name of images that Caisson loaded into an engine: for an
@@ -62,37 +64,27 @@ func (r *remote) findLoaded(ctx context.Context, id string) (string, error) {
 func (r *remote) loadImage(ctx context.Context, source images.Source, ref images.Reference) (string, error) {
 	ctx, cancel := withDeadline(ctx, r.transfer)
 	defer cancel()
-	read, write := io.Pipe()
-	type result struct {
-		id  string
-		err error
-	}
-	sent := make(chan result, 1)
-	go func() {
-		id, err := source.Archive(ctx, ref, write)
-		write.CloseWithError(err)
-		sent <- result{id, err}
-	}()
-	answer, err := r.engine.ImageLoad(ctx, read)
-	var named string
-	if err == nil {
-		named, err = loadedID(answer.Body)
-		err = errors.Join(err, closeBody(answer.Body))
-	}
-	read.CloseWithError(errUnread)
-	got := <-sent
+	var stored, loaded string
+	sendErr, err := lifecycle.Pipe(func(w io.Writer) (err error) {
+		stored, err = source.Archive(ctx, ref, w)
+		return err
+	}, func(archive io.Reader) error {
+		answer, err := r.engine.ImageLoad(ctx, archive)
+		if err != nil {
+			return err
+		}
+		loaded, err = loadedID(answer.Body)
+		return errors.Join(err, closeBody(answer.Body))
+	})
 	switch {
-	case got.err != nil && !errors.Is(got.err, errUnread):
-		return "", sandbox.ImageError(got.err)
+	case sendErr != nil:
+		return "", sandbox.ImageError(sendErr)
 	case err != nil:
 		return "", classifyError(ctx, "load image "+ref.String(), err)
 	}
-	id := got.id
-	if named != "" {
-		id = named
-	}
-	return id, callNoResult(ctx, r.ask, "name image "+ref.String(), func(ctx context.Context) error {
-		return r.engine.ImageTag(ctx, id, loadedTag(got.id))
+	loaded = cmp.Or(loaded, stored)
+	return loaded, callNoResult(ctx, r.ask, "name image "+ref.String(), func(ctx context.Context) error {
+		return r.engine.ImageTag(ctx, loaded, loadedTag(stored))
 	})
 }
 

@@ -25,19 +25,14 @@ func (s *Sandbox) sendCopy(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	read, write := io.Pipe()
-	sent := make(chan error, 1)
-	go func() {
-		err := overlay.WriteTree(ctx, write, p.Spec.Workspace.Layers, p.Spec.Workspace.Lowers, p.Spec.Workspace.Dir, p.copyBounds())
+	sendErr, err := Pipe(func(w io.Writer) error {
+		err := overlay.WriteTree(ctx, w, p.Spec.Workspace.Layers, p.Spec.Workspace.Lowers, p.Spec.Workspace.Dir, p.copyBounds())
 		if err != nil {
 			cancel(err)
 		}
-		write.CloseWithError(err)
-		sent <- err
-	}()
-	err := s.unpackCopy(ctx, read)
-	read.CloseWithError(errUnread)
-	if sendErr := <-sent; sendErr != nil && !errors.Is(sendErr, errUnread) {
+		return err
+	}, func(r io.Reader) error { return s.unpackCopy(ctx, r) })
+	if sendErr != nil {
 		err = sendErr
 	}
 	if e, ok := errors.AsType[*overlay.SizeError](err); ok {
@@ -53,8 +48,26 @@ func (s *Sandbox) sendCopy(ctx context.Context) error {
 	return err
 }
 
-// errUnread ends sending to a command that has ended.
-var errUnread = errors.New("the command that unpacks it has ended")
+// Pipe calls read with a reader of everything that write writes, and returns
+// their errors. If read returns early, write fails, but writeErr is nil.
+func Pipe(write func(io.Writer) error, read func(io.Reader) error) (writeErr, readErr error) {
+	r, w := io.Pipe()
+	written := make(chan error, 1)
+	go func() {
+		err := write(w)
+		w.CloseWithError(err)
+		written <- err
+	}()
+	readErr = read(r)
+	r.CloseWithError(errUnread)
+	writeErr = <-written
+	if errors.Is(writeErr, errUnread) {
+		writeErr = nil
+	}
+	return writeErr, readErr
+}
+
+var errUnread = errors.New("nothing more is read")
 
 func (s *Sandbox) unpackCopy(ctx context.Context, content io.Reader) error {
 	var text strings.Builder
