@@ -169,11 +169,7 @@ func (b *Backend) Close() error {
 // sandbox.Backend. It also returns [ErrNotShared] if the engine does not see
 // the workspace.
 func (b *Backend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
-	s, err := b.lifecycle.Create(ctx, spec)
-	if err != nil {
-		return nil, err
-	}
-	return s, nil
+	return b.lifecycle.Create(ctx, spec)
 }
 
 // Sweep removes the containers and volumes with labels of dead owners, and then

@@ -68,11 +68,7 @@ func (b *Backend) Name() string { return string(b.options.Kind) }
 // Create creates and starts one sandbox; see sandbox.Backend. An error of the
 // runtime ends with its own message.
 func (b *Backend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
-	s, err := b.lifecycle.Create(ctx, spec)
-	if err != nil {
-		return nil, err
-	}
-	return s, nil
+	return b.lifecycle.Create(ctx, spec)
 }
 
 // Sweep removes what sandboxes of dead owners left: the runtime's state,

@@ -20,7 +20,7 @@ import (
 )
 
 // Create creates a sandbox; see sandbox.Creator.
-func (b *Backend) Create(ctx context.Context, spec sandbox.Spec) (*Sandbox, error) {
+func (b *Backend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	s, err := b.newSandbox(ctx, spec)
 	if err != nil {
 		return nil, fmt.Errorf("create %s sandbox: %w", b.Name, err)
