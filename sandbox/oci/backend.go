@@ -45,7 +45,7 @@ func New(o Options) (*Backend, error) {
 	b.lifecycle = lifecycle.New(lifecycle.Options{
 		Name: b.Name(), StateDir: o.StateDir, GuestPath: o.GuestPath, Protect: o.Protect, HostImage: o.Host, Images: o.Images,
 		Semaphore: semaphore, RuntimeJoins: b.rootless, StartTime: o.StartTime, DestroyTime: destroyTime,
-		GIDBase: gidBase, GIDCount: gidCount, Copies: t.ownKernel, LowPorts: !t.ownKernel, Probe: o.Probe, Logger: log,
+		GIDBase: gidBase, Copies: t.ownKernel, LowPorts: !t.ownKernel, Probe: o.Probe, Logger: log,
 	}, driver{b})
 	return b, nil
 }
@@ -54,13 +54,10 @@ func New(o Options) (*Backend, error) {
 // second, runc a tenth.
 const destroyTime = 30 * time.Second
 
-// The GIDs that mark commands. No mapping limits them here, and no system hands
-// out this range (systemd's UIDS-GIDS lists 1879048192 to 2147483647 as
-// unused), so they mean nothing on the host.
-const (
-	gidBase  = 2_000_000_000
-	gidCount = 20_000
-)
+// gidBase is the first of the GIDs that mark commands. No mapping limits them
+// here, and no system hands out this range (systemd's UIDS-GIDS lists 1879048192
+// to 2147483647 as unused), so they mean nothing on the host.
+const gidBase = 2_000_000_000
 
 // Name returns "gvisor" or "runc".
 func (b *Backend) Name() string { return string(b.options.Kind) }

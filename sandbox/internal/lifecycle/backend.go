@@ -21,8 +21,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
-// Options configures a [Backend]. Name, StateDir, GuestPath and Semaphore are
-// required.
+// Options configures a [Backend]. Name, StateDir, GuestPath, Semaphore and
+// GIDBase are required.
 type Options struct {
 	// Name is the backend's name in configuration and records.
 	Name     string
@@ -44,10 +44,9 @@ type Options struct {
 	// StartTime bounds a start from its admission on, and DestroyTime one
 	// Destroy. Zero means no limit besides the driver's own.
 	StartTime, DestroyTime time.Duration
-	// GIDBase and GIDCount are the supplementary gids that mark commands; see
-	// wire.Config. Zero means the guest's default, which a container with a
-	// user namespace always gets.
-	GIDBase, GIDCount uint32
+	// GIDBase is the first of the gids that mark commands; see wire.Config. A
+	// container with a user namespace has the guest's default instead.
+	GIDBase uint32
 	// Copies reports that containers can have a copy of the workspace. Remote
 	// reports that containers with a copy have nothing else of this machine: no
 	// bind and none of [Preparation.FileBinds]. The driver then provides the

@@ -1,7 +1,6 @@
 package lifecycle
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -209,8 +208,8 @@ func (s *Sandbox) guestOptions() guest.Options {
 	config.IdentityBase = uint32(sandbox.IdentityBase(p.Identity.CommandUID, p.Identity.CommandGID))
 	config.Groups = p.groups()
 	config.SingleUID, config.Root = p.Identity.SingleUID, p.Identity.Root
-	if b.GIDBase > 0 && !p.Identity.Workspace.Base.IsNamespace() {
-		config.GIDBase, config.GIDCount = b.GIDBase, cmp.Or(b.GIDCount, config.GIDCount)
+	if !p.Identity.Workspace.Base.IsNamespace() {
+		config.GIDBase = b.GIDBase
 	}
 	for _, b := range p.Mounts.Further {
 		config.Mounts = append(config.Mounts, b.Target)
