@@ -297,13 +297,8 @@ func (p *EgressPlan) CommandEnv(env, session []string, number int) []string {
 	if p.Reserved {
 		return SetVariables(env, session)
 	}
-	own := make([]string, len(p.Env))
-	for i, v := range p.Env {
-		name, value, _ := strings.Cut(v, "=")
-		own[i] = name + "=" + strings.ReplaceAll(value, ProxyPlaceholder, p.proxyURL(number))
-	}
-	env = slices.DeleteFunc(slices.Clone(env), func(v string) bool { return slices.Contains(offlineEnv, v) })
-	return SetVariables(env, slices.Concat(p.rootVariables(), own, joinGoProxy(session, own), p.ProxyVariables(number)))
+	own := p.replaceProxy(p.Env, number)
+	return SetVariables(withoutOffline(env), slices.Concat(p.rootVariables(), own, joinGoProxy(session, own), p.ProxyVariables(number)))
 }
 
 // joinGoProxy appends the plan's GOPROXY, if any, to a GOPROXY directory in
@@ -324,12 +319,20 @@ func joinGoProxy(session, plan []string) []string {
 // this number, and then with variables. It drops the defaults that keep package
 // managers offline.
 func (p *EgressPlan) AccessEnv(env, variables []string, number int) []string {
-	env = slices.DeleteFunc(slices.Clone(env), func(v string) bool { return slices.Contains(offlineEnv, v) })
+	return SetVariables(withoutOffline(env), slices.Concat(p.rootVariables(), p.ProxyVariables(number), p.replaceProxy(variables, number)))
+}
+
+// replaceProxy returns the variables for the command with this number.
+func (p *EgressPlan) replaceProxy(variables []string, number int) []string {
 	own := slices.Clone(variables)
 	for i, v := range own {
 		own[i] = strings.ReplaceAll(v, ProxyPlaceholder, p.proxyURL(number))
 	}
-	return SetVariables(env, slices.Concat(p.rootVariables(), p.ProxyVariables(number), own))
+	return own
+}
+
+func withoutOffline(env []string) []string {
+	return slices.DeleteFunc(slices.Clone(env), func(v string) bool { return slices.Contains(offlineEnv, v) })
 }
 
 func (p *EgressPlan) rootVariables() []string {

@@ -24,8 +24,7 @@ import (
 
 func withEgress(o *guest.Options) {
 	o.Config.Egress = &wire.Egress{Port: 61080, Names: true, Capture: []int{22, 443}}
-	plan := &sandbox.EgressPlan{}
-	o.NumberEnv = func(env []string, number int) []string { return plan.CommandEnv(env, nil, number) }
+	o.Plan = &sandbox.EgressPlan{}
 }
 
 // echo sends everything back, and knows one name.

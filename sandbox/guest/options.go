@@ -24,15 +24,12 @@ type Options struct {
 	// Env is the environment of commands that name none, as NAME=value; nil
 	// means sandbox.DefaultEnv. PWD is set for each command.
 	Env []string
-	// NumberEnv adds the variables for a command's number to Env; nil adds
-	// none. Commands have numbers if Config.Egress is not nil.
-	NumberEnv func(env []string, number int) []string
-	// BaseEnv is the environment of a command with Separate; see
-	// sandbox.Command.
-	BaseEnv []string
-	// AccessEnv returns the environment of a command with Proxy, a number and
-	// these variables. Nil adds only the variables.
-	AccessEnv func(env, variables []string, number int) []string
+	// SessionEnv are variables, as NAME=value, that override Env and Plan, except
+	// for a command with Separate; see sandbox.Command.
+	SessionEnv []string
+	// Plan adds variables for a command's number; nil adds none. Commands have
+	// numbers if Config.Egress is not nil.
+	Plan *sandbox.EgressPlan
 	// Timeout and Grace apply to commands without their own; zero means
 	// limits.DefaultResources and sandbox.DefaultGrace.
 	Timeout, Grace time.Duration

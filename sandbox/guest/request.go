@@ -54,8 +54,8 @@ func (o Options) newRequest(cmd sandbox.Command, number int) (wire.Exec, error) 
 	if env == nil {
 		env = o.ownEnv(cmd, number)
 	}
-	if cmd.Proxy && o.AccessEnv != nil {
-		env = o.AccessEnv(env, cmd.Variables, number)
+	if cmd.Proxy && o.Plan != nil {
+		env = o.Plan.AccessEnv(env, cmd.Variables, number)
 	} else if len(cmd.Variables) > 0 {
 		env = sandbox.SetVariables(env, cmd.Variables)
 	}
@@ -113,9 +113,10 @@ func (o Options) ownEnv(cmd sandbox.Command, number int) []string {
 	env := o.Env
 	switch {
 	case cmd.Separate:
-		env = o.BaseEnv
-	case o.NumberEnv != nil:
-		env = o.NumberEnv(env, number)
+	case o.Plan != nil:
+		env = o.Plan.CommandEnv(env, o.SessionEnv, number)
+	default:
+		env = sandbox.SetVariables(env, o.SessionEnv)
 	}
 	env = sandbox.SetVariables(env, sandbox.IdentityVariables(cmd.Identity))
 	for i, e := range env {

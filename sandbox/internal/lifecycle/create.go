@@ -222,16 +222,11 @@ func (s *Sandbox) guestOptions() guest.Options {
 	config.Probe = b.Probe
 	config.View = p.readsThroughGuest()
 	config.SilenceMS = b.Silence.Milliseconds()
-	o := guest.Options{
-		Config: config, Env: sandbox.SetVariables(p.commandEnv(), p.Spec.Env), Timeout: p.Spec.Resources.CommandTime, Grace: p.Spec.Grace,
-		AnswerTime: b.AnswerTime, Logger: p.Log, BaseEnv: p.commandEnv(),
+	config.Egress = p.egressConfig()
+	return guest.Options{
+		Config: config, Env: p.commandEnv(), SessionEnv: p.Spec.Env, Plan: p.Spec.Egress,
+		Timeout: p.Spec.Resources.CommandTime, Grace: p.Spec.Grace, AnswerTime: b.AnswerTime, Logger: p.Log,
 	}
-	if plan := p.Spec.Egress; plan != nil {
-		o.Config.Egress = p.egressConfig()
-		o.AccessEnv = plan.AccessEnv
-		o.NumberEnv = func(env []string, number int) []string { return plan.CommandEnv(env, p.Spec.Env, number) }
-	}
-	return o
 }
 
 // attest compares the running container with the requested one, from inside and
