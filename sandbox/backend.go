@@ -129,7 +129,7 @@ const (
 
 // Orphan is something that Sweep removed because its owner is dead.
 type Orphan struct {
-	Kind    string `json:"kind"` // container, process, volume, cgroup, mount, directory, placeholder
+	Kind    string `json:"kind"` // container, volume, cgroup, mount, directory, placeholder
 	Name    string `json:"name"`
 	Session string `json:"session,omitempty"`
 	Owner   string `json:"owner"` // pid and start time of the dead owner

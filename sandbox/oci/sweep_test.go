@@ -236,5 +236,5 @@ var undoCases = []ownership.Entry{
 	{Kind: ownership.KindContainer, Name: "web"},
 	{Kind: ownership.KindCgroup, Name: "sys/fs/cgroup/memory"},
 	{Kind: ownership.KindCgroup, Name: "sys/fs/cgroup/memory/caisson-ses_2"},
-	{Kind: ownership.KindProcess, PID: 4711, Start: 1},
+	{Kind: ownership.KindVolume, Name: "caisson-ses_1-work"},
 }

@@ -15,7 +15,6 @@ type Kind string
 // others to the backend that added them.
 const (
 	KindContainer   Kind = "container"   // Name
-	KindProcess     Kind = "process"     // PID, Start
 	KindVolume      Kind = "volume"      // Name, the engine's; contains the session's ID
 	KindCgroup      Kind = "cgroup"      // Name, contains the session's ID
 	KindMount       Kind = "mount"       // Path
@@ -24,7 +23,7 @@ const (
 )
 
 // undoOrder is the order of removal: users of a thing before the thing.
-var undoOrder = []Kind{KindContainer, KindProcess, KindVolume, KindCgroup, KindMount, KindDirectory, KindPlaceholder}
+var undoOrder = []Kind{KindContainer, KindVolume, KindCgroup, KindMount, KindDirectory, KindPlaceholder}
 
 // Entry is one entry of a [CleanupList].
 type Entry struct {
@@ -32,10 +31,7 @@ type Entry struct {
 	// Name is the name in the engine, the runtime or the cgroup file system.
 	Name string `json:"name,omitempty"`
 	// Path is relative to [CleanupOptions.Dir].
-	Path string `json:"path,omitempty"`
-	// PID and Start name a process, as in [Identity].
-	PID         int          `json:"pid,omitempty"`
-	Start       uint64       `json:"start_time,omitempty"`
+	Path        string       `json:"path,omitempty"`
 	Placeholder *Placeholder `json:"placeholder,omitempty"`
 }
 
@@ -44,8 +40,6 @@ func (e Entry) String() string {
 	switch e.Kind {
 	case KindMount, KindDirectory:
 		return e.Path
-	case KindProcess:
-		return fmt.Sprintf("pid %d", e.PID)
 	case KindPlaceholder:
 		if e.Placeholder != nil {
 			return path.Join(e.Placeholder.Workspace, e.Placeholder.Name)
@@ -61,10 +55,6 @@ func (e Entry) Validate(session string) error {
 	case KindContainer:
 		if !isPlainWord(strings.ReplaceAll(e.Name, ".", "-")) {
 			return fmt.Errorf("container name %q", e.Name)
-		}
-	case KindProcess:
-		if e.PID <= 1 || e.Start == 0 {
-			return fmt.Errorf("process %d started %d", e.PID, e.Start)
 		}
 	case KindVolume:
 		if !isPlainWord(strings.ReplaceAll(e.Name, ".", "-")) || !strings.Contains(e.Name, session) {

@@ -110,10 +110,6 @@ func (id Identity) Fate(instance string) Fate {
 	return processFate(id.PID, id.Start)
 }
 
-// Alive reports whether the owner must be left alone: it is alive or its fate
-// is unknown.
-func (id Identity) Alive() bool { return id.Fate("") != Dead }
-
 // Expired reports whether the lease is over, by the wall clock.
 func (id Identity) Expired(now time.Time) bool { return now.After(id.Lease) }
 

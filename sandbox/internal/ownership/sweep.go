@@ -30,9 +30,9 @@ type SweepOptions struct {
 	Backend string
 	// Instance is this process's own; see [Instance].
 	Instance string
-	// RemoveEntry removes a container, process, volume or cgroup of a dead
-	// session and reports whether it existed. The list alone proves nothing, so
-	// it must check that the thing belongs to the session.
+	// RemoveEntry removes a container, volume or cgroup of a dead session and
+	// reports whether it existed. The list alone proves nothing, so it must check
+	// that the thing belongs to the session.
 	RemoveEntry func(ctx context.Context, session string, e Entry) (bool, error)
 }
 
