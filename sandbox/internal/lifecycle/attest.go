@@ -33,10 +33,7 @@ func (o *observation) describeSandbox(backend, container string) sandbox.Attesta
 	a.Workspace, a.WorkspaceTarget, a.WorkspaceMode, a.IDMapped = p.Mounts.Path, o.hello.Workspace.Path, string(p.Mounts.Mode), p.Mounts.IDMapped
 	a.WorkspaceOwner = fmt.Sprintf("%d:%d", p.Mounts.OwnerUID, p.Mounts.OwnerGID)
 	a.UserPolicy = string(cmp.Or(p.Spec.User, sandbox.UserOwner))
-	a.Git = string(p.Spec.Git)
-	if a.Git == "" {
-		a.Git = string(sandbox.GitReadOnly)
-	}
+	a.Git = string(cmp.Or(p.Spec.Git, sandbox.GitReadOnly))
 	a.Mounts = o.listMounts()
 	a.Egress = o.describeEgress()
 	a.Lost = append(a.Lost, p.Mounts.Lost...)
