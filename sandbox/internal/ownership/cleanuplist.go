@@ -327,6 +327,15 @@ func limitText(s string) string {
 	return strings.ToValidUTF8(s[:min(len(s), 4096)], "?")
 }
 
+// readList reads the cleanup list in the file called name; see parseList.
+func readList(root *os.Root, name string) (Document, error) {
+	data, err := readListFile(root, name)
+	if err != nil {
+		return Document{}, err
+	}
+	return parseList(name, data)
+}
+
 // parseList decodes and checks the cleanup list in the file called name. It
 // must be byte for byte what [CleanupList] writes: a repeated or differently
 // spelled key, an unknown field or trailing text is damage. For another
@@ -406,13 +415,9 @@ func ReadLists(stateDir, backend string) ([]Document, error) {
 	var found []Document
 	var errs []error
 	for _, name := range names {
-		data, err := readListFile(root, name)
+		doc, err := readList(root, name)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // its session ended meanwhile
-		}
-		var doc Document
-		if err == nil {
-			doc, err = parseList(name, data)
 		}
 		if err != nil {
 			if !errors.Is(err, errOtherVersion) || doc.Backend == backend {

@@ -128,13 +128,9 @@ func listFileNames(root *os.Root) ([]string, error) {
 }
 
 func (o SweepOptions) sweepList(ctx context.Context, root *os.Root, name string) ([]sandbox.Orphan, error) {
-	data, err := readListFile(root, name)
+	doc, err := readList(root, name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil // its session ended meanwhile
-	}
-	var doc Document
-	if err == nil {
-		doc, err = parseList(name, data)
 	}
 	if errors.Is(err, errOtherVersion) {
 		if doc.Backend != o.Backend {
