@@ -116,14 +116,10 @@ func New(o Options) (*Backend, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make docker backend: %w", err)
 	}
-	semaphore, err := admission.New(admissionOptions(e, o.StateDir))
-	if err != nil {
-		return nil, fmt.Errorf("make docker backend: %w", err)
-	}
 	b := &Backend{options: o, connection: connection{endpoint: e, times: defaultDeadlines()}}
 	b.lifecycle = lifecycle.New(lifecycle.Options{
 		Name: Name, StateDir: o.StateDir, GuestPath: o.GuestPath, Protect: o.Protect, HostImage: o.HostImage, Images: o.Images,
-		Semaphore: semaphore, Copies: true, Remote: !e.isLocal(), EngineMounts: e.isLocal(), EngineSocket: strings.TrimPrefix(e.host, "unix://"), GIDBase: markGIDs, Probe: true, Silence: silence, Logger: o.Logger,
+		Semaphore: admission.New(admissionOptions(e, o.StateDir)), Copies: true, Remote: !e.isLocal(), EngineMounts: e.isLocal(), EngineSocket: strings.TrimPrefix(e.host, "unix://"), GIDBase: markGIDs, Probe: true, Silence: silence, Logger: o.Logger,
 	}, driver{b})
 	if b.self, err = b.lifecycle.Owner(); err != nil {
 		return nil, fmt.Errorf("make docker backend: %w", err)

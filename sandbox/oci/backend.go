@@ -33,10 +33,6 @@ func New(o Options) (*Backend, error) {
 		return nil, err
 	}
 	t, _ := traitsOf(o.Kind)
-	semaphore, err := admission.New(admission.Options{StateDir: o.StateDir, Group: "oci", Memory: admission.ReadMemory})
-	if err != nil {
-		return nil, fmt.Errorf("make oci backend: %w", err)
-	}
 	log := o.Logger.Named(string(o.Kind))
 	b := &Backend{
 		options: o, traits: t, rootless: os.Geteuid() != 0,
@@ -44,7 +40,8 @@ func New(o Options) (*Backend, error) {
 	}
 	b.lifecycle = lifecycle.New(lifecycle.Options{
 		Name: b.Name(), StateDir: o.StateDir, GuestPath: o.GuestPath, Protect: o.Protect, HostImage: o.Host, Images: o.Images,
-		Semaphore: semaphore, RuntimeJoins: b.rootless, StartTime: o.StartTime, DestroyTime: destroyTime,
+		Semaphore:    admission.New(admission.Options{StateDir: o.StateDir, Group: "oci", Memory: admission.ReadMemory}),
+		RuntimeJoins: b.rootless, StartTime: o.StartTime, DestroyTime: destroyTime,
 		GIDBase: gidBase, Copies: t.ownKernel, LowPorts: !t.ownKernel, Probe: o.Probe, Logger: log,
 	}, driver{b})
 	return b, nil

@@ -181,8 +181,8 @@ func (j job) forAdmission(spec sandbox.Spec) *admission.Job {
 	idle := idleThreads(mounts, kernelProcessors(spec.Resources.MilliCPUs))
 	each := processThreads * countIdentities(spec)
 	return &admission.Job{
-		Read: func(machine admission.Memory) (admission.Memory, admission.Threads, error) {
-			return j.limitMemory(machine), j.readThreads(), nil
+		Read: func(machine admission.Memory) (admission.Memory, admission.Threads) {
+			return j.limitMemory(machine), j.readThreads()
 		},
 		LeastThreads: idle + each*minPIDs,
 		MostThreads:  idle + each*spec.Resources.PIDs,

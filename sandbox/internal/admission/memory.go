@@ -36,7 +36,7 @@ func expectedUse(limit int64) int64 { return min(limit, max(limit/limitDivisor, 
 // this process, with Caisson and everything else in the job.
 type Job struct {
 	// Read returns what the job has of the machine's memory, and its threads.
-	Read func(machine Memory) (Memory, Threads, error)
+	Read func(machine Memory) (Memory, Threads)
 	// MostThreads is how many threads of the machine the sandbox can use, and
 	// LeastThreads the fewest that it can do with.
 	LeastThreads, MostThreads int64
@@ -88,9 +88,7 @@ func (a *acquisition) reserve(ctx context.Context) (reason string, err error) {
 	var threads Threads
 	job := a.request.Job
 	if job != nil {
-		if memory, threads, err = job.Read(memory); err != nil {
-			return "", err
-		}
+		memory, threads = job.Read(memory)
 	}
 	lock, err := state.Acquire(ctx, s.file("memory.lock"), state.Forever)
 	if err != nil {

@@ -26,8 +26,7 @@ const DefaultWait = 5 * time.Minute
 type Options struct {
 	StateDir string
 	// Group names what the starts share: an engine, or this machine's
-	// processors for runtimes without an engine. It consists of letters,
-	// digits, "_" and "-".
+	// processors for runtimes without an engine. It begins the names of files.
 	Group string
 	// Starts is how many sandboxes of the group may start at once. Zero means
 	// two per processor, since a start spends half of its time waiting.
@@ -48,19 +47,15 @@ type Semaphore struct {
 	queue chan struct{} // holds a value while a call of this process waits for the head
 }
 
-// New returns a semaphore, or sandbox.ErrInvalid if the state directory or the
-// group is missing or invalid. It creates no files.
-func New(o Options) (*Semaphore, error) {
-	if o.StateDir == "" || !isPlainName(o.Group) {
-		return nil, fmt.Errorf("make admission semaphore: %w: state directory %q, group %q", sandbox.ErrInvalid, o.StateDir, o.Group)
-	}
+// New returns a semaphore. It creates no files.
+func New(o Options) *Semaphore {
 	if o.Starts <= 0 {
 		o.Starts = 2 * runtime.NumCPU()
 	}
 	if o.Wait <= 0 {
 		o.Wait = DefaultWait
 	}
-	return &Semaphore{opts: o, dir: filepath.Join(o.StateDir, dirName), queue: make(chan struct{}, 1)}, nil
+	return &Semaphore{opts: o, dir: filepath.Join(o.StateDir, dirName), queue: make(chan struct{}, 1)}
 }
 
 const dirName = "admission"
@@ -113,17 +108,6 @@ func (s *Semaphore) makeDir() error {
 }
 
 func (s *Semaphore) file(name string) string { return filepath.Join(s.dir, name) }
-
-func isPlainName(word string) bool {
-	for _, c := range []byte(word) {
-		switch {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '_', c == '-':
-		default:
-			return false
-		}
-	}
-	return word != "" && len(word) <= 100
-}
 
 // isStopped reports whether a process is stopped (T) or traced (t), according
 // to the third field of /proc/PID/stat; see proc(5). The second field is the
