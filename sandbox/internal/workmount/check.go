@@ -96,9 +96,6 @@ func (p place) checkProtected(o Options, allowed string) error {
 
 // isBelow reports whether a place lies below dir.
 func (p place) isBelow(dir string) bool {
-	if dir == "" {
-		return false
-	}
 	above, err := listAncestorsOf(dir)
 	return err == nil && slices.Contains(p.up[1:], above[0])
 }

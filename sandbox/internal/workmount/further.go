@@ -292,7 +292,7 @@ func (s *stager) stageClone(f *os.File, readOnly bool, userns *os.File) (string,
 	if err != nil {
 		return "", err
 	}
-	mount, err := s.cloneMount(int(f.Fd()), readOnly, userns)
+	mount, err := cloneMount(int(f.Fd()), readOnly, userns)
 	if err != nil {
 		return "", err
 	}
@@ -314,7 +314,7 @@ func (p *Mounts) bindFurther(o Options, decided identityPlan) error {
 			continue
 		}
 		if m.layers != nil && o.RuntimeJoins {
-			if err := p.planLayered(o, m); err != nil {
+			if err := p.planLayered(o.Holder, m); err != nil {
 				return fmt.Errorf("mount of %s at %s: %w", m.source, m.Target, err)
 			}
 			continue

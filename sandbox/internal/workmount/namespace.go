@@ -52,7 +52,7 @@ const (
 
 // planNamespace leaves the workspace's overlay to the runtime's namespace.
 func (p *Mounts) planNamespace(o Options, decided identityPlan, list []guard) error {
-	at, err := p.planOverlay(o, namespaceOverlay{path: p.Path, dir: p.cleanup.workspace, layers: p.cleanup.layers, further: workspaceOverlay})
+	at, err := p.planOverlay(o.Holder, namespaceOverlay{path: p.Path, dir: p.cleanup.workspace, layers: p.cleanup.layers, further: workspaceOverlay})
 	if err != nil {
 		return err
 	}
@@ -65,8 +65,8 @@ func (p *Mounts) planNamespace(o Options, decided identityPlan, list []guard) er
 }
 
 // planLayered is planNamespace for a further mount.
-func (p *Mounts) planLayered(o Options, m furtherMount) error {
-	at, err := p.planOverlay(o, namespaceOverlay{path: m.source, dir: m.Dir, layers: m.layers, further: len(p.Further)})
+func (p *Mounts) planLayered(holder string, m furtherMount) error {
+	at, err := p.planOverlay(holder, namespaceOverlay{path: m.source, dir: m.Dir, layers: m.layers, further: len(p.Further)})
 	if err != nil {
 		return err
 	}
@@ -107,16 +107,16 @@ func (p *Mounts) PlanRoot(o RootOptions, holder string) (_ *Root, err error) {
 	}
 	r.opened = append(r.opened, layers)
 	v := namespaceOverlay{path: o.Image, dir: image, layers: &overlayLayers{path: filepath.Join(o.Dir, rootLayersDir), dir: layers}, further: rootOverlay}
-	r.Path, err = p.planOverlay(Options{Dir: o.Dir, Cleanup: o.Cleanup, Holder: holder}, v)
+	r.Path, err = p.planOverlay(holder, v)
 	return r, err
 }
 
 // planOverlay adds an overlay to the namespace, which it makes first if needed,
 // and returns the mount point. Outside the namespace, that stays an empty
 // directory.
-func (p *Mounts) planOverlay(o Options, v namespaceOverlay) (string, error) {
+func (p *Mounts) planOverlay(holder string, v namespaceOverlay) (string, error) {
 	if p.Namespace == nil {
-		s := &stager{dir: p.cleanup.dir, list: o.Cleanup, cleanup: p.cleanup}
+		s := &stager{cleanup: p.cleanup}
 		if err := s.makeMountsDir(mountsDir, 0); err != nil { // a plain directory: nothing is mounted on it here
 			return "", err
 		}
@@ -124,10 +124,10 @@ func (p *Mounts) planOverlay(o Options, v namespaceOverlay) (string, error) {
 		if err != nil {
 			return "", fmt.Errorf("make socket: %w", err)
 		}
-		p.Namespace = &MountNamespace{mounts: p, holder: o.Holder, socket: pair[0], theirSocket: os.NewFile(uintptr(pair[1]), "entrance")}
+		p.Namespace = &MountNamespace{mounts: p, holder: holder, socket: pair[0], theirSocket: os.NewFile(uintptr(pair[1]), "entrance")}
 		p.cleanup.namespace = p.Namespace
 	}
-	v.at = filepath.Join(o.Dir, mountsDir, fmt.Sprintf("overlay-%d", len(p.Namespace.overlays)+1))
+	v.at = filepath.Join(p.cleanup.base, mountsDir, fmt.Sprintf("overlay-%d", len(p.Namespace.overlays)+1))
 	if err := os.Mkdir(v.at, 0o700); err != nil {
 		return "", fmt.Errorf("make mount point: %w", err)
 	}

@@ -58,13 +58,13 @@ func (s *stager) stageLayers(lowers []*os.File, own, ownIDs *os.File) (merged *o
 	var clones []*os.File
 	defer func() { closeAll(clones...) }()
 	for _, dir := range lowers {
-		lower, err := s.cloneMount(int(dir.Fd()), true, s.userns)
+		lower, err := cloneMount(int(dir.Fd()), true, s.userns)
 		if err != nil {
 			return nil, "", err
 		}
 		clones = append(clones, lower)
 	}
-	upper, err := s.cloneMount(int(own.Fd()), false, ownIDs)
+	upper, err := cloneMount(int(own.Fd()), false, ownIDs)
 	if err != nil {
 		return nil, "", err
 	}

@@ -444,7 +444,7 @@ func (p *Mounts) setIdentity(decided identityPlan) {
 // stageAll stages every bind. If ids can't be mapped, it changes the plan and
 // begins again, once.
 func (p *Mounts) stageAll(o Options, decided *identityPlan, wanted []guard) (err error) {
-	s := &stager{dir: p.cleanup.dir, list: o.Cleanup, cleanup: p.cleanup, attachLayers: o.attachLayers}
+	s := &stager{cleanup: p.cleanup, attachLayers: o.attachLayers}
 	if decided.idmap {
 		s.userns, err = o.UserNamespaces.openFor(o.Holder, idMaps{decided.files, o.Identity})
 		if err != nil {

@@ -72,7 +72,7 @@ func (p *PrivateMounts) add(source string, readOnly bool, owners *os.File) (stri
 	if err != nil {
 		return "", fmt.Errorf("mount image: %w", err)
 	}
-	mount, err := (&stager{}).cloneMount(int(f.Fd()), readOnly, owners)
+	mount, err := cloneMount(int(f.Fd()), readOnly, owners)
 	if err != nil {
 		return "", ownersError(source, err)
 	}

@@ -120,7 +120,7 @@ func (r *Root) makeLayers(o RootOptions) (*os.File, error) {
 // id-mapped: written files have the ids of the container's user namespace on
 // the disk too, so none belongs to the host's root.
 func (r *Root) mountLayers(o RootOptions, image, layers *os.File) error {
-	s := &stager{dir: r.cleanup.dir, list: o.Cleanup, cleanup: r.cleanup, userns: o.UserNamespace}
+	s := &stager{cleanup: r.cleanup, userns: o.UserNamespace}
 	if err := s.makeMountsDir(rootMountsDir, overlayMounts+1); err != nil {
 		return err
 	}
@@ -183,7 +183,7 @@ func StageImage(o RootOptions, sources []string) (_ *ImageBinds, err error) {
 			err = errors.Join(err, b.Close())
 		}
 	}()
-	s := &stager{dir: c.dir, list: o.Cleanup, cleanup: c}
+	s := &stager{cleanup: c}
 	if err := s.makeMountsDir(imageMountsDir, len(sources)); err != nil {
 		return nil, err
 	}

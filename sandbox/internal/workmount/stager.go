@@ -23,12 +23,10 @@ var errNoMounts = errors.New("may not mount")
 
 // stager makes mounts below the session's directory.
 type stager struct {
-	dir     *os.File // Options.Dir
-	list    *ownership.CleanupList
+	cleanup *cleanup
 	userns  *os.File // nil if nothing is mapped
 	scratch *os.File // the id map of scratch directories, nil if they need none
-	cleanup *cleanup
-	next    int // index of the next of cleanup.mounts
+	next    int      // index of the next of cleanup.mounts
 	// attachLayers mounts overlays as kernels before 6.15 require.
 	attachLayers bool
 }
@@ -36,7 +34,7 @@ type stager struct {
 // cloneMount returns an unattached mount of the directory or file fd: no
 // submounts, private, nosuid, nodev, and id-mapped by userns unless that is
 // nil.
-func (s *stager) cloneMount(fd int, readOnly bool, userns *os.File) (*os.File, error) {
+func cloneMount(fd int, readOnly bool, userns *os.File) (*os.File, error) {
 	tree, err := unix.OpenTree(fd, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
 	switch {
 	case errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSYS):
@@ -76,16 +74,16 @@ func (s *stager) attachMount(mount *os.File, isDir bool) (string, error) {
 	if err := s.makeMountPoint(name, isDir); err != nil {
 		return "", fmt.Errorf("make mount point: %w", err)
 	}
-	return filepath.Join(s.cleanup.base, name), overlayfs.Attach(mount, int(s.dir.Fd()), name)
+	return filepath.Join(s.cleanup.base, name), overlayfs.Attach(mount, int(s.cleanup.dir.Fd()), name)
 }
 
 // makeMountPoint makes a mount point without permissions, useless until
 // something is mounted on it.
 func (s *stager) makeMountPoint(name string, isDir bool) error {
 	if isDir {
-		return unix.Mkdirat(int(s.dir.Fd()), name, 0)
+		return unix.Mkdirat(int(s.cleanup.dir.Fd()), name, 0)
 	}
-	fd, err := unix.Openat(int(s.dir.Fd()), name, unix.O_CREAT|unix.O_EXCL|unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	fd, err := unix.Openat(int(s.cleanup.dir.Fd()), name, unix.O_CREAT|unix.O_EXCL|unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
@@ -99,7 +97,7 @@ func (s *stager) makeMountsDir(dir string, count int) error {
 	for i := range count {
 		entries = append(entries, ownership.Entry{Kind: ownership.KindMount, Path: fmt.Sprintf("%s/%d", dir, i+1)})
 	}
-	ids, err := s.list.Add(entries...)
+	ids, err := s.cleanup.list.Add(entries...)
 	if err != nil {
 		return err
 	}
@@ -107,7 +105,7 @@ func (s *stager) makeMountsDir(dir string, count int) error {
 	for i, e := range entries[1:] {
 		s.cleanup.mounts = append(s.cleanup.mounts, listedDir{id: ids[i+1], name: e.Path})
 	}
-	if err := unix.Mkdirat(int(s.dir.Fd()), dir, 0o700); err != nil {
+	if err := unix.Mkdirat(int(s.cleanup.dir.Fd()), dir, 0o700); err != nil {
 		return fmt.Errorf("make directory of mount points: %w", err)
 	}
 	return nil
