@@ -56,11 +56,7 @@ func planCgroup(session string, rootless bool, t traits) (cgroupPlan, []string) 
 	if t.ownKernel {
 		lost = "Limits of memory and CPU time: " // it counts processes itself
 	}
-	trees, err := cgroupTrees()
-	if err != nil {
-		return cgroupPlan{}, []string{lost + err.Error()}
-	}
-	own, err := processCgroups("self")
+	trees, own, err := readCgroups("self")
 	if err != nil {
 		return cgroupPlan{}, []string{lost + err.Error()}
 	}
@@ -74,11 +70,7 @@ func planCgroup(session string, rootless bool, t traits) (cgroupPlan, []string) 
 // planCgroupIn is planCgroup for the given hierarchies and a process in the
 // given cgroups. missing says why there are no limits.
 func planCgroupIn(trees []tree, own map[string]string, session string, rootless bool) (_ cgroupPlan, missing string) {
-	layOut := layOut
-	if rootless {
-		layOut = planDelegated
-	}
-	p, have := layOut(trees, own, cgroupPrefix+session)
+	p, have := layOutFor(rootless)(trees, own, cgroupPrefix+session)
 	if p.crowded != "" {
 		// runc makes its directory there nevertheless.
 		return cgroupPlan{dirs: p.dirs}, fmt.Sprintf("the cgroup %s holds processes itself, and version 2 limits nothing below such a one.", p.crowded)
@@ -100,6 +92,14 @@ func (p cgroupPlan) lostSwap() []string {
 		return nil
 	}
 	return []string{"The limit of swap: this kernel does not account for it."}
+}
+
+// layOutFor returns layOut, or its counterpart for an ordinary user.
+func layOutFor(rootless bool) func(trees []tree, own map[string]string, name string) (cgroupPlan, []string) {
+	if rootless {
+		return planDelegated
+	}
+	return layOut
 }
 
 // layOut plans a cgroup of this name and returns the available controllers.
@@ -219,6 +219,17 @@ func cgroupTrees() ([]tree, error) {
 	return trees, nil
 }
 
+// readCgroups returns the mounted hierarchies, and a process's cgroups in them
+// as from processCgroups.
+func readCgroups(pid string) ([]tree, map[string]string, error) {
+	trees, err := cgroupTrees()
+	if err != nil {
+		return nil, nil, err
+	}
+	groups, err := processCgroups(pid)
+	return trees, groups, err
+}
+
 // processCgroups reads /proc/PID/cgroup. The keys are controllers, "name=…" for
 // a named v1 hierarchy, and "" for v2.
 func processCgroups(pid string) (map[string]string, error) {
@@ -266,11 +277,7 @@ type CgroupInfo struct {
 // Cgroups reads the mounted hierarchies and this process's place in them. It
 // fails only if /proc can't be read.
 func Cgroups() (CgroupInfo, error) {
-	trees, err := cgroupTrees()
-	if err != nil {
-		return CgroupInfo{}, err
-	}
-	own, err := processCgroups("self")
+	trees, own, err := readCgroups("self")
 	if err != nil {
 		return CgroupInfo{}, err
 	}
@@ -290,11 +297,7 @@ func describeCgroups(trees []tree, own map[string]string, rootless bool) CgroupI
 	case len(trees) > 0:
 		info.Version = "v1"
 	}
-	layOut := layOut
-	if rootless {
-		layOut = planDelegated
-	}
-	plan, have := layOut(trees, own, cgroupPrefix)
+	plan, have := layOutFor(rootless)(trees, own, cgroupPrefix)
 	info.Swap, info.Crowded = plan.swap && len(have) > 0, plan.crowded
 	for _, c := range needed {
 		if !slices.Contains(have, c) {

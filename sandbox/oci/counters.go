@@ -20,11 +20,7 @@ type cgroup struct {
 }
 
 func cgroupOf(pid int, session string) (cgroup, error) {
-	trees, err := cgroupTrees()
-	if err != nil {
-		return cgroup{}, err
-	}
-	groups, err := processCgroups(strconv.Itoa(pid))
+	trees, groups, err := readCgroups(strconv.Itoa(pid))
 	if err != nil {
 		return cgroup{}, err
 	}

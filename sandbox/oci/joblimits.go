@@ -24,18 +24,6 @@ type job struct {
 	own, levels []cgroup
 }
 
-func readJob() (job, error) {
-	trees, err := cgroupTrees()
-	if err != nil {
-		return job{}, err
-	}
-	groups, err := processCgroups("self")
-	if err != nil {
-		return job{}, err
-	}
-	return jobIn(trees, groups), nil
-}
-
 func jobIn(trees []tree, groups map[string]string) job {
 	var j job
 	for _, t := range trees {
@@ -287,10 +275,11 @@ func (b *Backend) planLimits(session string, isolation sandbox.Isolation) (_ cgr
 	if isolation != sandbox.IsolationProcess || plan.isLimited() {
 		return plan, nil, lost
 	}
-	j, err := readJob()
+	trees, own, err := readCgroups("self")
 	if err != nil {
 		return plan, nil, lost // which has the reason
 	}
+	j := jobIn(trees, own)
 	return plan, &j, j.listLost()
 }
 

@@ -113,7 +113,7 @@ func TestJobLimits(t *testing.T) {
 			t.Errorf("%s: lost %q, want %q", tt.name, got, tt.lost)
 		}
 	}
-	if _, err := readJob(); err != nil {
+	if _, _, err := readCgroups("self"); err != nil {
 		t.Error(err)
 	}
 }
