@@ -98,8 +98,7 @@ func runscFlags(f runtimeFlags) []string {
 	if f.hosted {
 		return append(flags, "--host-namespaces", "--directfs=false", "--gofer-network-namespace=host", fmt.Sprintf("--host-memory-limit=%d", f.memory), fmt.Sprintf("--host-cpu-limit=%d", f.processors))
 	}
-	flags = append(flags, "--gofer-network-namespace=new") // "null" leaves a mount behind in --root
-	return flags
+	return append(flags, "--gofer-network-namespace=new") // "null" leaves a mount behind in --root
 }
 
 // overlayFlag returns the value of --overlay2. gVisor's own kernel keeps the

@@ -1,10 +1,8 @@
 package oci
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -26,12 +24,8 @@ func adoptOrphans() { _ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) } 
 // commands run.
 func (r *runtimeClient) findGroups(id string, pid int) []int {
 	groups := []int{pid}
-	var state struct {
-		GoferPID int `json:"goferPid"`
-	}
-	data, err := os.ReadFile(filepath.Join(r.root, fmt.Sprintf("%s_sandbox:%[1]s.state", id)))
-	if err == nil && json.Unmarshal(data, &state) == nil && state.GoferPID > 1 {
-		groups = append(groups, state.GoferPID)
+	if state, ok := r.readRunscState(id); ok && state.Gofer > 1 {
+		groups = append(groups, state.Gofer)
 	}
 	lists, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	if err != nil {

@@ -11,9 +11,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -86,16 +86,15 @@ func parseVersion(out string) (runtimeVersion, error) {
 // If the runtime can't read its own files because they are damaged, they are
 // removed; removing the cgroup then kills what may still run.
 func (r *runtimeClient) deleteContainer(ctx context.Context, id string) (removed bool, err error) {
-	files := r.listFiles(id)
-	if len(files) == 0 {
+	if len(r.listFiles(id)) == 0 {
 		return false, nil
 	}
-	if r.killOwn(id, files) {
+	if r.killOwn(id) {
 		return r.removeFiles(ctx, id)
 	}
 	if _, err := r.callRuntime(ctx, r.root, "delete", "--force", id); err != nil {
-		var exit *exec.ExitError
-		if ctx.Err() != nil || !errors.As(err, &exit) || !exit.Exited() {
+		exit, ok := errors.AsType[*exec.ExitError](err)
+		if ctx.Err() != nil || !ok || !exit.Exited() {
 			return false, fmt.Errorf("delete container %s: %w", id, err)
 		}
 		r.log.Warn("the runtime can't delete a container; its files are removed", zap.String("container", id), zap.Error(err))
@@ -108,20 +107,10 @@ func (r *runtimeClient) deleteContainer(ctx context.Context, id string) (removed
 // because the container job was started again. `runsc delete` would kill those.
 // If so, it kills only what is still the sandbox's, and returns true. runc
 // compares start times itself.
-func (r *runtimeClient) killOwn(id string, files []string) bool {
-	i := slices.IndexFunc(files, func(name string) bool { return strings.HasSuffix(name, ".state") })
-	if i < 0 {
+func (r *runtimeClient) killOwn(id string) bool {
+	state, ok := r.readRunscState(id)
+	if !ok {
 		return false
-	}
-	var state struct {
-		Gofer   int `json:"goferPid"`
-		Sandbox struct {
-			PID int `json:"pid"`
-		} `json:"sandbox"`
-	}
-	data, err := os.ReadFile(filepath.Join(r.root, files[i]))
-	if err != nil || json.Unmarshal(data, &state) != nil {
-		return false // runsc can't read it either
 	}
 	var own []*hostProcess
 	foreign := false
@@ -148,6 +137,24 @@ func (r *runtimeClient) killOwn(id string, files []string) bool {
 		p.waitFor(settleTime)
 	}
 	return true
+}
+
+// runscState is what Caisson needs of runsc's state of a container.
+type runscState struct {
+	Gofer   int `json:"goferPid"`
+	Sandbox struct {
+		PID int `json:"pid"`
+	} `json:"sandbox"`
+}
+
+// readRunscState reads runsc's state of a container. It returns false if that is
+// missing or damaged.
+func (r *runtimeClient) readRunscState(id string) (s runscState, ok bool) {
+	data, err := os.ReadFile(filepath.Join(r.root, fmt.Sprintf("%s_sandbox:%[1]s.state", id)))
+	if err != nil || json.Unmarshal(data, &s) != nil {
+		return runscState{}, false
+	}
+	return s, true
 }
 
 func (r *runtimeClient) removeFiles(_ context.Context, id string) (removed bool, err error) {
@@ -218,7 +225,7 @@ func (r *runtimeClient) newCommand(ctx context.Context, args []string) *exec.Cmd
 	cmd := exec.CommandContext(ctx, r.path, args...)
 	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 	cmd.Dir = "/"
-	cmd.SysProcAttr = ownSession()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.WaitDelay = 5 * time.Second
 	return cmd
 }

@@ -156,10 +156,6 @@ func explainFailure(err error) error {
 	return err
 }
 
-// ownSession puts a program into its own session, out of reach of a terminal's
-// signals.
-func ownSession() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }
-
 // takeLease makes every other open of a file wait until dropLease or until the
 // holder ends. Not every file system supports it.
 func takeLease(f *os.File) error {
