@@ -63,7 +63,7 @@ func markConflicts(l *Layers, list []Change, lower tree) error {
 		}
 	}
 	// A directory is only removed with all of its content.
-	for i := len(list) - 1; i >= 0; i-- {
+	for i := range slices.Backward(list) {
 		c := &list[i]
 		up := at[parent(c.Path)]
 		if c.Conflict != "" && up != nil && up.Conflict == "" && up.was != nil && up.was.typ == workspace.TypeDir &&

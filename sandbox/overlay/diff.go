@@ -2,6 +2,7 @@ package overlay
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -94,7 +95,7 @@ func formatBlocks(c *Change, old, now side) (string, FileStat) {
 	if now.isTracked() {
 		more := writeBlock(&b, c, side{}, now)
 		st.Insertions, st.HasDiff = more.Insertions, st.HasDiff && more.HasDiff
-		st.Why = firstReason(st.Why, more.Why)
+		st.Why = cmp.Or(st.Why, more.Why)
 	}
 	if !old.isTracked() && !now.isTracked() {
 		st = FileStat{Why: "no file"}
@@ -110,17 +111,9 @@ func formatBlocks(c *Change, old, now side) (string, FileStat) {
 	return b.String(), st
 }
 
-// firstReason returns a, or b if a is empty.
-func firstReason(a, b string) string {
-	if a != "" {
-		return a
-	}
-	return b
-}
-
 // writeBlock writes one "diff --git" block. The side old or now may be empty.
 func writeBlock(b *strings.Builder, c *Change, old, now side) FileStat {
-	if why := firstReason(old.why, now.why); why != "" {
+	if why := cmp.Or(old.why, now.why); why != "" {
 		b.WriteString(formatRemark("%s: %s, %s: not shown here", quote(c.Path), c.Kind, why))
 		if old.isTracked() && now.isTracked() && old.gitMode() != now.gitMode() {
 			b.WriteString(formatHeader(c, old, now))
@@ -201,13 +194,7 @@ func formatLabel(prefix, path string) string {
 // escaped if it contains quotes, control characters, invalid UTF-8 or invisible
 // characters.
 func quote(name string) string {
-	plain := utf8.ValidString(name)
-	for _, r := range name {
-		if r < ' ' || r == 0x7f || r == '"' || r == '\\' || unicode.In(r, unicode.Cc, unicode.Cf, unicode.Co, unicode.Zl, unicode.Zp) {
-			plain = false
-		}
-	}
-	if plain {
+	if utf8.ValidString(name) && !strings.ContainsFunc(name, func(r rune) bool { return r == '"' || r == '\\' || isInvisible(r) }) {
 		return name
 	}
 	var b strings.Builder
@@ -222,8 +209,7 @@ func quote(name string) string {
 			b.WriteString(`\n`)
 		case r == '\t':
 			b.WriteString(`\t`)
-		case r < ' ' || r == 0x7f || r == utf8.RuneError && n == 1 ||
-			unicode.In(r, unicode.Cc, unicode.Cf, unicode.Co, unicode.Zl, unicode.Zp):
+		case isInvisible(r) || r == utf8.RuneError && n == 1:
 			for _, c := range []byte(name[i : i+n]) {
 				fmt.Fprintf(&b, `\%03o`, c)
 			}
@@ -234,6 +220,12 @@ func quote(name string) string {
 	}
 	b.WriteByte('"')
 	return b.String()
+}
+
+// isInvisible reports whether a character is a control, formatting or private
+// one, or separates lines or paragraphs.
+func isInvisible(r rune) bool {
+	return unicode.In(r, unicode.Cc, unicode.Cf, unicode.Co, unicode.Zl, unicode.Zp)
 }
 
 // Quote returns a path for messages, in the form of the diff.

@@ -27,15 +27,11 @@ func mergeLowers(ctx context.Context, l *Layers) (err error) {
 	if err := makeFrozen(l, name); err != nil {
 		return err
 	}
-	var from stack
-	defer func() { from.close() }()
-	for i, path := range l.Lowers() {
-		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-		if err != nil {
-			return &os.PathError{Op: "open", Path: path, Err: err}
-		}
-		from = append(from, layerDir{fd, i})
+	from, err := openLayers(l.Lowers())
+	if err != nil {
+		return err
 	}
+	defer from.close()
 	upper := frozenPath(l, name, UpperDir)
 	if err := os.Mkdir(upper, 0o700); err != nil {
 		return err

@@ -141,7 +141,7 @@ func openLayers(paths []string) (s stack, err error) {
 		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 		if err != nil {
 			s.close()
-			return nil, fmt.Errorf("open upper layer: %w", &os.PathError{Op: "open", Path: path, Err: err})
+			return nil, fmt.Errorf("open layer: %w", &os.PathError{Op: "open", Path: path, Err: err})
 		}
 		s = append(s, layerDir{fd, i})
 	}

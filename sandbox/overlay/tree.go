@@ -44,8 +44,7 @@ func (t tree) lstat(rel string) (*node, error) { return t.lstatWith(rel, statAt)
 // lstatWith is lstat with a function that returns a node in a directory.
 func (t tree) lstatWith(rel string, stat func(dir int, name string) (*node, error)) (*node, error) {
 	if rel == "." {
-		n, err := statAt(t.fd, "")
-		return n, err
+		return statAt(t.fd, "")
 	}
 	fd, err := t.openAt(parent(rel), unix.O_PATH|unix.O_DIRECTORY)
 	if isMissing(err) {
@@ -235,8 +234,6 @@ func ignoringEINTR(f func() error) error {
 		}
 	}
 }
-
-func timespec(ns int64) unix.Timespec { return unix.NsecToTimespec(ns) }
 
 // readBirthTime returns the time when the open directory was created, in
 // nanoseconds, or 0 if it is unknown.

@@ -353,7 +353,7 @@ func (w *writer) fillFile(out, in *os.File, n *node, dir int, c *Change) error {
 	if err := unix.Fchmod(fd, n.mode&permissions); err != nil {
 		return err
 	}
-	times := []unix.Timespec{{Nsec: unix.UTIME_OMIT}, timespec(n.mtime)}
+	times := []unix.Timespec{{Nsec: unix.UTIME_OMIT}, unix.NsecToTimespec(n.mtime)}
 	return unix.UtimesNanoAt(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", fd), times, 0)
 }
 
