@@ -179,7 +179,7 @@ func checkNode(kind string, size int64, target []byte, mode uint32, modified *wi
 		return fmt.Errorf("%w: a %.20q has a link target, which only a symlink of a bounded length may have", wire.ErrProtocol, kind)
 	}
 	for _, bits := range modes[workspace.Type(kind)] {
-		if modeOf(mode)&^otherBits == bits && size >= 0 {
+		if fs.FileMode(mode)&^otherBits == bits && size >= 0 {
 			return checkTime(modified)
 		}
 	}
@@ -196,8 +196,6 @@ func checkTime(t *wire.Timestamp) error {
 	return nil
 }
 
-func modeOf(mode uint32) fs.FileMode { return fs.FileMode(mode) }
-
 func timeOf(t *wire.Timestamp) time.Time {
 	if t == nil {
 		return time.Time{}
@@ -206,5 +204,5 @@ func timeOf(t *wire.Timestamp) time.Time {
 }
 
 func infoOf(i wire.FileInfo) workspace.Info {
-	return workspace.Info{Type: workspace.Type(i.Type), Size: i.Size, Target: string(i.Target), Mode: modeOf(i.Mode), ModTime: timeOf(&i.Modified), Inode: i.Inode}
+	return workspace.Info{Type: workspace.Type(i.Type), Size: i.Size, Target: string(i.Target), Mode: fs.FileMode(i.Mode), ModTime: timeOf(&i.Modified), Inode: i.Inode}
 }

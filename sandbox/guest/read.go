@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"strings"
 
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
@@ -209,7 +210,7 @@ func (f *directoryReader) takeLine(line []byte) error {
 		name = f.path + "/" + name
 	}
 	entry := workspace.Entry{
-		Path: name, Type: workspace.Type(e.Type), Size: e.Size, Target: string(e.Target), Mode: modeOf(e.Mode),
+		Path: name, Type: workspace.Type(e.Type), Size: e.Size, Target: string(e.Target), Mode: fs.FileMode(e.Mode),
 		ModTime: timeOf(e.Modified), ChangeTime: timeOf(e.Changed), Inode: e.Inode,
 	}
 	if !f.capacity.Fits(entry) {

@@ -173,12 +173,7 @@ func (u *unpacker) removeOthers(name string, size int64, content io.Reader) erro
 	if err := u.enterDirectory(dir); err != nil {
 		return err
 	}
-	f, err := u.dir.Open(".")
-	if err != nil {
-		return err
-	}
-	entries, err := f.ReadDir(-1)
-	_ = f.Close() // only read
+	entries, err := fs.ReadDir(u.dir.FS(), ".")
 	if err != nil {
 		return err
 	}
@@ -208,12 +203,7 @@ func openDirectories(in *os.Root, name string) error {
 		return err
 	}
 	defer func() { _ = dir.Close() }() // only read
-	f, err := dir.Open(".")
-	if err != nil {
-		return err
-	}
-	entries, err := f.ReadDir(-1)
-	err = errors.Join(err, f.Close())
+	entries, err := fs.ReadDir(dir.FS(), ".")
 	for _, e := range entries {
 		if e.IsDir() {
 			err = errors.Join(err, openDirectories(dir, e.Name()))

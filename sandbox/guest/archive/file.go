@@ -14,8 +14,6 @@ import (
 // waiting for the other end of a pipe.
 const openFlags = syscall.O_NOFOLLOW | syscall.O_NONBLOCK | syscall.O_CLOEXEC
 
-const directoryFlag = syscall.O_DIRECTORY
-
 // statOf returns what the kernel reports about a file.
 func statOf(info fs.FileInfo) *syscall.Stat_t { return info.Sys().(*syscall.Stat_t) }
 

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -174,7 +175,7 @@ func (p *packer) unlessUnreadable(name string, err error) error {
 // readDirectory calls f for each entry of a directory of any size, sorted if
 // the directory is small. If it can't be read, the error is unreadable.
 func readDirectory(dir string, f func(fs.DirEntry) error) error {
-	d, err := os.OpenFile(dir, os.O_RDONLY|openFlags|directoryFlag, 0)
+	d, err := os.OpenFile(dir, os.O_RDONLY|openFlags|syscall.O_DIRECTORY, 0)
 	if err != nil {
 		return unreadable{err}
 	}
