@@ -167,13 +167,10 @@ func ulimits(p plan) []*units.Ulimit {
 // by ShmSize.
 func (p plan) tmpfsMounts() map[string]string {
 	list := map[string]string{}
-	for _, t := range p.tmpfs {
+	for _, t := range slices.Concat(p.tmpfs, p.volumes) {
 		if t.Path != "/dev/shm" {
 			list[t.Path] = strings.Join(t.Options(), ",")
 		}
-	}
-	for _, t := range p.volumes {
-		list[t.Path] = strings.Join(t.Options(), ",")
 	}
 	return list
 }
