@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
-	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/harden"
+	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
 // chooseIsolation returns the isolation of the next sandbox. If the options allow
@@ -175,27 +175,10 @@ func dropLease(f *os.File) error {
 func startInCgroups(dirs []string, cmd *exec.Cmd) error {
 	result := make(chan error)
 	thread := 0
-	start := func() {
-		runtime.LockOSThread() // never unlocked, so that the thread ends
+	workmount.Dedicate(func() {
 		thread = unix.Gettid()
 		result <- startHere(dirs, cmd)
-	}
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() != os.Getpid() {
-			start()
-			return
-		}
-		// The main thread never ends, so hold it and use another.
-		inner := make(chan struct{})
-		go func() {
-			runtime.LockOSThread()
-			close(inner)
-			start()
-		}()
-		<-inner
-		runtime.UnlockOSThread()
-	}()
+	})
 	err := <-result
 	ended := fmt.Sprintf("/proc/self/task/%d", thread)
 	for deadline := time.Now().Add(settleTime); time.Now().Before(deadline); pauseBriefly() {

@@ -93,27 +93,35 @@ func (p *PrivateMounts) Start(cmd *exec.Cmd) error {
 		return cmd.Start()
 	}
 	started := make(chan error)
-	go func() { p.startOnThread(cmd, started) }()
+	Dedicate(func() {
+		err := p.attachAll()
+		if err == nil {
+			err = cmd.Start()
+		}
+		started <- err
+	})
 	return <-started
 }
 
-// startOnThread starts the command on a thread with a new mount namespace. The
-// goroutine stays locked, so its thread ends with it. It must not be the main
-// thread, whose namespaces count as the process's.
-func (p *PrivateMounts) startOnThread(cmd *exec.Cmd, started chan<- error) {
-	runtime.LockOSThread()
-	if unix.Gettid() == unix.Getpid() {
-		done := make(chan error)
-		go p.startOnThread(cmd, done) // while this one holds the main thread
-		started <- <-done
+// Dedicate runs f on its own thread, which ends when f returns, because f may
+// have changed its state. It is never the main thread: that one doesn't end, and
+// its namespaces count as the process's.
+func Dedicate(f func()) {
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() != unix.Getpid() {
+			f()
+			return
+		}
+		locked := make(chan struct{})
+		go func() {
+			runtime.LockOSThread()
+			close(locked)
+			f()
+		}()
+		<-locked
 		runtime.UnlockOSThread()
-		return
-	}
-	err := p.attachAll()
-	if err == nil {
-		err = cmd.Start()
-	}
-	started <- err
+	}()
 }
 
 // attachAll attaches the mounts in a new mount namespace of this thread.
