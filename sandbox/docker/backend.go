@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/docker/docker/api/types"
@@ -70,8 +69,6 @@ type Backend struct {
 	self      ownership.Identity
 	lifecycle *lifecycle.Backend
 	facts     facts // set once connected
-	// importing serialises this process's imports of the host image.
-	importing sync.Mutex
 }
 
 var _ sandbox.Backend = (*Backend)(nil)

@@ -119,11 +119,12 @@ func (b *Backend) skeletonImage(ctx context.Context, r *remote, root *images.Roo
 	if made.id, err = skeletonID(ctx, r, hash); err == nil || !errors.Is(err, sandbox.ErrNotFound) {
 		return made, err
 	}
-	unlock, err := b.lockImport(ctx)
+	// The second of two imports at once would leave an image without a name.
+	lock, err := state.Acquire(ctx, filepath.Join(b.options.StateDir, "docker-import.lock"), state.Forever)
 	if err != nil {
-		return rootImage{}, err
+		return rootImage{}, fmt.Errorf("wait for another import: %w", err)
 	}
-	defer unlock()
+	defer func() { _ = lock.Release() }() // the lock ends with the process at the latest
 	if made.id, err = skeletonID(ctx, r, hash); err == nil || !errors.Is(err, sandbox.ErrNotFound) {
 		return made, err
 	}
@@ -141,21 +142,6 @@ func (b *Backend) skeletonImage(ctx context.Context, r *remote, root *images.Roo
 		err = imported
 	}
 	return made, err
-}
-
-// lockImport prevents two imports at once, in this process and others. The
-// second would leave an image without a name.
-func (b *Backend) lockImport(ctx context.Context) (func(), error) {
-	b.importing.Lock()
-	lock, err := state.Acquire(ctx, filepath.Join(b.options.StateDir, "docker-import.lock"), state.Forever)
-	if err != nil {
-		b.importing.Unlock()
-		return nil, fmt.Errorf("wait for another import: %w", err)
-	}
-	return func() {
-		_ = lock.Release() // ends with the process at the latest
-		b.importing.Unlock()
-	}, nil
 }
 
 // skeletonID returns the ID of the skeleton with a hash. It checks that the
