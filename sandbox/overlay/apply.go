@@ -324,8 +324,8 @@ func lockLayers(path string) (release func(), err error) {
 }
 
 // lockDirectory locks a directory against another apply. The lock ends with its
-// descriptor, even if the process is killed. [state.Lock] is for files by their path; this
-// one is on the very directory that is open.
+// descriptor, even if the process is killed. Unlike [state.Lock], which locks a
+// file by its path, it locks the open directory itself.
 func lockDirectory(dir *os.File) (release func(), err error) {
 	fd, err := unix.Openat(int(dir.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -125,7 +125,7 @@ func tempPrefix(run string) string { return ".caisson-apply-" + run + "-" }
 
 func tempName(run string, n int) string { return tempPrefix(run) + strconv.Itoa(n) + ".tmp" }
 
-// isTemporary reports whether a name is that of a temporary file of a run.
+// isTemporary reports whether a file with this name is a temporary one of a run.
 func (j applyLog) isTemporary(name string) bool {
 	return slices.ContainsFunc(j.runs, func(run string) bool { return strings.HasPrefix(name, tempPrefix(run)) })
 }

@@ -20,11 +20,11 @@ import (
 )
 
 // Record walks the original directory and records its state. It lets
-// [Layers.Changes] distinguish later changes of the original from those of the
-// session. Nothing may write to the merged directory before Record returns,
-// unless [Layers.RecordTime] was called: Record then replaces that record, and
-// what changed in the original since counts as a later change. After an error
-// that record stays. Such a call of Record may run beside [Layers.IsUnchanged].
+// [Layers.Changes] tell later changes of the original from the session's.
+// Nothing may write to the merged directory before Record returns, unless
+// [Layers.RecordTime] was called: Record then replaces that record, and what
+// changed in the original since counts as a later change. After an error that
+// record stays. Such a call of Record may run beside [Layers.IsUnchanged].
 func (l *Layers) Record(ctx context.Context, original *os.File) error {
 	return l.writeBase(func(encode func(any) error) (baseTrailer, error) {
 		r := recorder{tree: tree{int(original.Fd())}, encode: encode, since: math.MaxInt64}

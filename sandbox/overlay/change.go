@@ -32,7 +32,7 @@ type Change struct {
 	// Was and Now are the types before and after; "" means that nothing exists.
 	Was, Now workspace.Type
 	// WasMode and Mode are permission bits. Size is in bytes, after the change
-	// or, for a deletion, before it. Target is that of a symlink.
+	// or, for a deletion, before it. Target is a symlink's target.
 	WasMode, Mode fs.FileMode
 	Size          int64
 	Target        string

@@ -63,9 +63,8 @@ func (c copied) isSame(o copied) bool {
 // that a later change has another one.
 const settleTime = 20 * time.Millisecond
 
-// OpenCopy records the copy of the merged directory of the layers in dir that
-// was just made. No command may have run. The bounds are those of what is
-// collected.
+// OpenCopy records the copy that was just made of the merged directory of the
+// layers in dir. No command may have run. The bounds are for what is collected.
 func OpenCopy(ctx context.Context, dir string, reader CopyReader, bounds CopyBounds) (*Copy, error) {
 	select {
 	case <-time.After(settleTime):
@@ -123,7 +122,7 @@ type copyWalk struct {
 	unread  map[string]bool // files and directories
 }
 
-// maxCopyPath bounds the paths of the copy together with that of the layers, so
+// maxCopyPath bounds a path of the copy and the path of the layers together, so
 // that the kernel accepts the paths in the upper layer.
 const maxCopyPath = maxPathBytes - 64
 

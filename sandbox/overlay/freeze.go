@@ -86,11 +86,10 @@ func (l *Layers) writeLowers(names []string) error {
 // Freeze makes the upper layer one that is only read, in a new directory below
 // frozen, and continues with an empty one: [Layers.Fork] then makes layers of
 // other sessions above the same content. The layers must be recorded, locked
-// and not mounted, and frozen must be on their file system. Where there are
-// MaxLowers frozen layers, they are merged before, without copying files. After
-// an error the layers are as they were; the same holds for a process that is
-// killed at any time. It does nothing if there is a frozen layer and the upper one
-// is empty.
+// and not mounted, and frozen must be on their file system. If there are
+// MaxLowers frozen layers, Freeze merges them first, without copying files. After
+// an error the layers are as they were, and also if the process is killed. Freeze
+// does nothing if there is a frozen layer and the upper one is empty.
 func (l *Layers) Freeze(ctx context.Context, frozen string) (err error) {
 	defer func() {
 		if err != nil {
@@ -273,8 +272,8 @@ func halfMade(dir string) []string {
 	return paths
 }
 
-// makeUpperLike makes an empty upper layer whose owner, mode and user attributes
-// are those of another, because the merged root shows them.
+// makeUpperLike makes an empty upper layer with the owner, mode and user
+// attributes of another one, because the merged root shows them.
 func makeUpperLike(path, other string) error {
 	var st unix.Stat_t
 	if err := unix.Lstat(other, &st); err != nil {
@@ -298,9 +297,9 @@ func makeUpperLike(path, other string) error {
 
 // Fork makes layers of another session in the directory dir, which must not
 // exist, above the frozen layers of l: what l writes from now on is not in them.
-// Nothing may have been written to l since its last [Layers.Freeze]. The
-// recorded state of the original is that of l. The caller must close them. After
-// an error nothing is left.
+// Nothing may have been written to l since its last [Layers.Freeze]. The fork has
+// the state of the original that l recorded. The caller must close the new
+// layers. After an error nothing is left.
 func (l *Layers) Fork(dir, session string) (_ *Layers, err error) {
 	defer func() {
 		if err != nil {
@@ -362,8 +361,8 @@ func stampsPath(l *Layers) string {
 	return filepath.Join(l.dir, baseFile)
 }
 
-// dropLowers releases the frozen layers, and removes those that no session needs
-// any more.
+// dropLowers releases the frozen layers, and removes the ones that no other
+// session needs.
 func dropLowers(l *Layers) error {
 	if l.lowers.Dir == "" {
 		if err := l.readLowers(); err != nil {
@@ -394,8 +393,8 @@ func dropLower(l *Layers, name string) error {
 	return removeUnused(frozenPath(l, name, ""))
 }
 
-// removeUnused removes a frozen layer that no session uses. A session that forks
-// has a link itself, so none can come while there is none.
+// removeUnused removes a frozen layer that no session uses. Only a session with a
+// link can fork, so an unused layer stays unused.
 func removeUnused(dir string) error {
 	var st unix.Stat_t
 	err := unix.Lstat(filepath.Join(dir, frozenFile), &st)
@@ -405,8 +404,8 @@ func removeUnused(dir string) error {
 	return workspace.RemoveTree(dir)
 }
 
-// SweepFrozen removes the layers below frozen that no session uses any more,
-// such as those of sessions whose directories were removed. It goes on after an
+// SweepFrozen removes the layers below frozen that no session uses, for example
+// because the directories of their sessions were removed. It continues after an
 // error.
 func SweepFrozen(frozen string) error {
 	names, err := os.ReadDir(frozen)

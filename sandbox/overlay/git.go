@@ -114,8 +114,7 @@ func joinNames(names []string) string {
 	return strings.Join(names, "/")
 }
 
-// isGit reports whether a name is that of a repository, even on file systems
-// that ignore case.
+// isGit reports whether a name is .git, even on file systems that ignore case.
 func isGit(name string) bool { return strings.EqualFold(name, ".git") }
 
 // isGuarded reports whether commands in bind mode may not write to a path. A
@@ -210,7 +209,7 @@ func (b bareRepositories) completesRepository(dir, sign string) bool {
 // million files.
 const maxIndexBytes = 64 << 20
 
-// isIndex reports whether a path is that of the index of a repository.
+// isIndex reports whether a path names the index of a repository.
 func isIndex(path string) bool { return base(path) == "index" && isGit(base(parent(path))) }
 
 // hashIndex returns a hash of the names, modes, objects and flags in a git

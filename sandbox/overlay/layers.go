@@ -51,8 +51,7 @@ var (
 	// ErrBusy is the error if the session still runs, or another apply is under
 	// way.
 	ErrBusy = errors.New("in use")
-	// ErrGone is the error if there are no changes any more: they were applied,
-	// discarded or expired.
+	// ErrGone is the error if the changes were applied, discarded or expired.
 	ErrGone = errors.New("no changes are kept")
 	// ErrOther is the error if the directory is not the one of the session.
 	ErrOther = errors.New("another directory")
@@ -83,8 +82,8 @@ type Info struct {
 	Session   string    `json:"session"`
 	Workspace string    `json:"workspace"` // path, for messages
 	Began     time.Time `json:"began"`
-	// BaseAt is when the recording of the directory began: in a fork, that of the
-	// first session. Layers of earlier versions don't have it.
+	// BaseAt is when the recording of the directory began, in a fork the first
+	// session's recording. Layers of earlier versions don't have it.
 	BaseAt time.Time `json:"base_at,omitzero"`
 	// Device, Inode and Born (nanoseconds, 0 if unknown) identify the
 	// directory. Device numbers change with each Boot.
@@ -248,8 +247,8 @@ func (l *Layers) Dir() string { return l.dir }
 func (l *Layers) Info() Info { return l.info }
 
 // Lock locks the layers for a change. It returns [ErrBusy] if their session
-// runs or another process applies them. What a process left half made that was
-// killed is completed or removed.
+// runs or another process applies them. It completes or removes what a killed
+// process left half made.
 func (l *Layers) Lock() error {
 	if l.lock != nil {
 		return nil
@@ -313,8 +312,8 @@ func (l *Layers) End(state State) error {
 	return l.endAs(state)
 }
 
-// Interrupted reports whether a process was killed while it ended the layers or made
-// others of them, so that [Layers.Sweep] has something to do.
+// Interrupted reports whether a process was killed while it ended or froze the
+// layers, so that [Layers.Sweep] has something to do.
 func (l *Layers) Interrupted() bool {
 	if l.info.State == Kept {
 		return isUnfinished(l)
@@ -324,8 +323,8 @@ func (l *Layers) Interrupted() bool {
 	return !errors.Is(upper, fs.ErrNotExist) || !errors.Is(lowers, fs.ErrNotExist)
 }
 
-// Sweep removes the rest of layers whose End was interrupted. Of others it removes
-// what was left half made. It may lock the layers.
+// Sweep removes the rest of layers whose End was interrupted, and what a killed
+// process left half made of other layers. It may lock the layers.
 func (l *Layers) Sweep() error {
 	if !l.Interrupted() {
 		return nil
@@ -393,9 +392,9 @@ func (l *Layers) removeLayers() error {
 }
 
 // Reopen opens the layers in dir for another process of their session, and locks
-// them. The state is that of the layers until now: where it is not [Kept], or there were
-// none ([Empty]), the layers are new ones, as those of [Create]. It returns [ErrBusy]
-// while another process uses them, [ErrOther] for another workspace, and
+// them. It returns the state that they had, or [Empty] if there were none. Unless
+// that is [Kept], it creates new layers, like [Create]. It returns [ErrBusy] while
+// another process uses the layers, [ErrOther] for another workspace, and
 // [ErrPartlyApplied].
 func Reopen(dir string, o CreateOptions) (_ *Layers, state State, err error) {
 	if _, err := SweepUnmade(dir); err != nil {

@@ -125,7 +125,7 @@ func (m *merger) mergeSubdirectory(rel, name string, from stack, to int) error {
 const overlayPrefix = "user.overlay."
 
 // copyDirectoryMetadata copies owner, mode, times and attributes of one open
-// directory to another, but for the kernel's own attributes.
+// directory to another, except the kernel's own attributes.
 func copyDirectoryMetadata(to, from int) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(from, &st); err != nil {

@@ -104,7 +104,8 @@ type scan struct {
 	lower  tree
 	limits ReadOptions
 	// textBytes is the number of bytes of paths and symlink targets in List.
-	// firstCount and firstTextBytes are those of the changes with priority.
+	// firstCount and firstTextBytes count the changes with priority and their
+	// bytes.
 	textBytes, firstCount, firstTextBytes int
 	depth, descriptors                    int
 }

@@ -165,8 +165,8 @@ func (s *sender) enterDirectory(path, name string, dirs stack) error {
 	return s.walkDirectory(path, below)
 }
 
-// openShown opens the directory name in those of the directories that show in it.
-// The error is that of the first one; others that can't be read are left out. The
+// openShown opens the directory name in each of dirs that shows in it. It fails
+// if the first one can't be opened; others that can't be read are left out. The
 // caller must call closeDirectory.
 func (s *sender) openShown(name string, dirs stack) (below stack, err error) {
 	for i, d := range dirs {

@@ -14,8 +14,8 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// resolve is how every path is resolved: below the held directory, through no
-// symlink, and onto no other mount. It needs Linux 5.6.
+// resolve makes every path resolve below the held directory, through no symlink,
+// and onto no other mount. It needs Linux 5.6.
 const resolve = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV
 
 // tree is a directory that is held open by a descriptor. It does not own the

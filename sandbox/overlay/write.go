@@ -387,9 +387,8 @@ func copyData(out, in *os.File, size int64) error {
 }
 
 // findOwner returns the owner and group of a result. Changed entries keep
-// theirs. New entries get those of the workspace, or the group of a parent
-// directory with the set-group-ID bit. The owner in the upper layer does not
-// count.
+// theirs. New entries get the workspace's, or the group of a parent directory
+// with the set-group-ID bit. The owner in the upper layer does not count.
 func (w *writer) findOwner(dir int, c *Change) (uid, gid int) {
 	if c.base != nil && c.was != nil {
 		return int(c.was.uid), int(c.was.gid)
