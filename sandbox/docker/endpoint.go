@@ -20,7 +20,7 @@ import (
 )
 
 type endpoint struct {
-	host string // as DOCKER_HOST has it: unix:/ // in DOCKER_HOST's form: unix:///var/run/docker.sock
+	host string // in DOCKER_HOST's form: unix:///var/run/docker.sock
 	tls  *tls.Config
 	from string // where it was configured, for messages
 }

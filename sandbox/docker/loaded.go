@@ -48,8 +48,8 @@ func (b *Backend) loadedImage(ctx context.Context, r *remote, f facts, ref image
 	return made, err
 }
 
-// findLoaded returns the engine's ID for an image of the store: the store's own
-// ID, or that of the image loaded under its name.
+// findLoaded returns the engine's ID for an image of the store, which it may have
+// under the store's own ID or under the name that Caisson gave it.
 func (r *remote) findLoaded(ctx context.Context, id string) (string, error) {
 	found, err := r.findImage(ctx, id)
 	if errors.Is(err, sandbox.ErrNotFound) {

@@ -24,7 +24,7 @@ func (c *container) Attest(ctx context.Context, conn *guest.Conn, a *sandbox.Att
 		return err
 	}
 	hello := conn.Hello()
-	private := []string{} // those of a hosted sandbox are ours, and hidden
+	private := []string{} // a hosted sandbox is in ours, and its /proc/PID/ns can't be read
 	a.Isolation = sandbox.IsolationProcess
 	if !c.hosted {
 		a.Isolation = sandbox.IsolationNamespaces

@@ -36,7 +36,7 @@ type cgroupPlan struct {
 	// the runtime inside; path is then empty.
 	made bool
 	// own is the directory of this process's cgroup in one of the limiting
-	// hierarchies, and joined that of the container's. Both are absolute.
+	// hierarchies, joined the directory of the container's. Both are absolute.
 	own, joined string
 }
 
@@ -259,7 +259,7 @@ func parseCgroups(text string) map[string]string {
 type CgroupInfo struct {
 	// Version is "v1", "v2", "hybrid" (v1 for limits, v2 beside it) or "none".
 	Version string
-	// Missing are those of cpu, memory and pids that can't be limited: the
+	// Missing lists which of cpu, memory and pids can't be limited: the
 	// controller does not exist, this process can't write its directory, or it
 	// is not delegated to an ordinary user.
 	Missing []string

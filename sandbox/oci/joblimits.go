@@ -114,22 +114,21 @@ func (j job) readThreads() admission.Threads {
 
 // Threads of the host, measured on 2 processors with up to 16 mounts.
 const (
-	// kernelThreads are those of gVisor's kernel and file server and of the
-	// guest without mounts. Each processor adds processorThreads.
+	// kernelThreads are the threads of gVisor's kernel and file server and of
+	// the guest, without mounts. Each processor adds processorThreads.
 	kernelThreads    = 30
 	processorThreads = 2
-	// processThreads are those of each process or thread in the sandbox: two of
-	// its own, one of gVisor's kernel while it runs, and one for a while when it
-	// begins.
+	// processThreads are the threads for each process or thread in the sandbox:
+	// two of its own, one of gVisor's kernel while it runs, and one for a while
+	// when it begins.
 	processThreads = 4
 )
 
 // served counts what gVisor's file server serves.
 type served struct{ dirs, files int }
 
-// The usual mounts of a session are those with the image host, besides the
-// spec's. The fewest are the root, the home, the workspace, the guest and its
-// nonce.
+// usualMounts are a session's mounts with the image host, besides the spec's.
+// fewestMounts are the root, the home, the workspace, the guest and its nonce.
 var usualMounts, fewestMounts = served{dirs: 8, files: 8}, served{dirs: 3, files: 2}
 
 func (s *served) add(isDir bool) {

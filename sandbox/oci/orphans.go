@@ -19,8 +19,8 @@ import (
 // adoptOrphans makes this process the parent of its descendants without one.
 func adoptOrphans() { _ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) } // since Linux 3.4
 
-// findGroups returns the process groups of a sandbox of gVisor: its kernel's,
-// whose number is pid, the file server's and that of the processes in which
+// findGroups returns the process groups of a gVisor sandbox: its kernel's, whose
+// number is pid, its file server's, and the group of the processes in which
 // commands run.
 func (r *runtimeClient) findGroups(id string, pid int) []int {
 	groups := []int{pid}

@@ -21,7 +21,7 @@ import (
 // chooseIsolation returns the isolation of the next sandbox. If the options allow
 // either and this is IsolationProcess, why says what forbids namespaces. It
 // returns an error if the options or the kind of runtime need namespaces and
-// there are none.
+// this process may not make them.
 func (b *Backend) chooseIsolation() (_ sandbox.Isolation, why string, err error) {
 	if b.options.Isolation == sandbox.IsolationProcess {
 		return sandbox.IsolationProcess, "", nil

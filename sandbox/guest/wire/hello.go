@@ -183,8 +183,8 @@ type Hello struct {
 	Version  string `json:"version"` // of the guest's build
 	Kernel   string `json:"kernel"`  // /proc/version
 	PID      int    `json:"pid"`
-	// Guest is the guest's own identity, Command that of a command started for
-	// this purpose.
+	// Guest is the guest's own identity. Command is the identity of a command
+	// that was started to observe it.
 	Guest   Identity `json:"guest"`
 	Command Identity `json:"command"`
 	// Identities is the number of identities that commands can have, including

@@ -134,8 +134,7 @@ type Budget struct {
 	Memory int64 `json:"memory,omitempty"`
 }
 
-// Exceeded is how much a command used that exceeded its [Budget]. One field is
-// set.
+// Exceeded is the use by which a command exceeded its [Budget]. One field is set.
 type Exceeded struct {
 	Tasks  int64 `json:"tasks,omitempty"`
 	Memory int64 `json:"memory,omitempty"`

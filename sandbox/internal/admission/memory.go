@@ -46,7 +46,7 @@ type Job struct {
 type Threads struct {
 	// Limit is 0 if there is none. Used is how many the job has now.
 	Limit, Used int64
-	// Idle is how many of Used are at least one sandbox's.
+	// Idle is the least number of threads that a sandbox has; Used includes them.
 	Idle int64
 }
 

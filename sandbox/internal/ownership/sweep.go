@@ -338,7 +338,7 @@ func Unmount(base *os.File, name string) error {
 			return nil
 		}
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPERM) {
-			break // no mount (any more); one that may not be removed makes unlinkat fail with EBUSY
+			break // nothing is mounted; a mount that may not be removed makes unlinkat fail with EBUSY
 		}
 		if err != nil {
 			return fmt.Errorf("unmount %s: %w", name, err)

@@ -114,10 +114,10 @@ type identityPlan struct {
 	stage   bool // make our own mounts
 	idmap   bool
 	lost    []string
-	// maps and scratch are those of the workspace and of scratch directories, if
+	// maps are for the workspace and scratch for scratch directories, if
 	// want.RuntimeMaps is set.
 	maps, scratch IDMaps
-	oneOwner      bool // these know one user and group only
+	oneOwner      bool // the maps know one user and group only
 }
 
 // decideIdentity implements the table of the package comment. It calls writable

@@ -89,8 +89,8 @@ type Bind struct {
 	// Target, the writable one first and the original last. Their targets lie in
 	// wire.LayersDir. The bind itself has no source then.
 	Layers []Bind
-	// Place is where to mount the source, if the guest must mount it at Target:
-	// in an overlay of its own.
+	// Place is where to mount the source if Target lies in an overlay that the
+	// guest mounts: the guest then mounts it at Target.
 	Place string
 	// Private reports whether the source lies below Options.Dir, where no other
 	// process can replace it.
@@ -116,7 +116,7 @@ type Mounts struct {
 	// the container mounts its own file system there.
 	Mode sandbox.WorkspaceMode
 	// Namespace is the mount namespace in which to start the runtime, so that
-	// it sees the overlays; nil if there are none in one.
+	// it sees the overlays that are mounted there; nil if none are.
 	Namespace *MountNamespace
 	// Volume is the overlay that an engine must mount instead of the first of
 	// Binds; nil if that has a source.

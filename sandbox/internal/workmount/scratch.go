@@ -71,9 +71,8 @@ func (u *cleanup) makeOwned(name string, mode uint32) error {
 
 // ownScratch gives what makeScratch made to the commands' identity as the
 // host's kernel sees it. An ordinary user owns it already, and a runtime that
-// maps owners itself needs no other owner. Root commands
-// without a user namespace are the first of Caisson's ids there, never the
-// host's root.
+// maps owners itself needs no other owner. Root commands without a user
+// namespace are the first of Caisson's ids there, never the host's root.
 func (u *cleanup) ownScratch(decided identityPlan) error {
 	if os.Geteuid() != 0 || decided.want.RuntimeMaps {
 		return nil
