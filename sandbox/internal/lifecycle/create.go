@@ -170,7 +170,7 @@ func (s *Sandbox) startContainer(ctx context.Context) error {
 	if s.link.streams, err = s.container.Create(ctx); err != nil {
 		return err
 	}
-	s.status.state.Advance(sandbox.StateCreated)
+	s.status.markCreated()
 	if err := s.openView(ctx); err != nil {
 		return s.link.quoteStderr(err)
 	}

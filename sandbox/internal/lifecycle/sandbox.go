@@ -51,7 +51,7 @@ func (s *Sandbox) Guest() *guest.Conn { return s.link.conn }
 func (s *Sandbox) ID() string { return s.container.ID() }
 
 // State returns the current state.
-func (s *Sandbox) State() sandbox.State { return s.status.state.State() }
+func (s *Sandbox) State() sandbox.State { return s.status.current() }
 
 // Attestation returns what was observed and read back when the sandbox started.
 func (s *Sandbox) Attestation() sandbox.Attestation { return s.attestation }

@@ -12,7 +12,7 @@ import (
 // and Create's return is an error of Create, not a running sandbox.
 func TestLostWhileItStarts(t *testing.T) {
 	s := &Sandbox{backend: &Backend{}, status: newStatus()}
-	s.status.state.Advance(sandbox.StateCreated)
+	s.status.markCreated()
 	s.status.markStopped(sandbox.ErrLost)
 	if err := s.status.markRunning(); !errors.Is(err, sandbox.ErrUnavailable) || !errors.Is(err, sandbox.ErrLost) {
 		t.Errorf("markRunning: %v, want ErrUnavailable and ErrLost", err)
@@ -21,6 +21,28 @@ func TestLostWhileItStarts(t *testing.T) {
 		t.Errorf("state %v", s.State())
 	}
 	<-s.Done()
+}
+
+func TestRequireRunning(t *testing.T) {
+	s := newStatus()
+	err := s.requireRunning("start")
+	if e, ok := errors.AsType[*sandbox.StateError](err); !ok || e.State != sandbox.StateCreating || !errors.Is(err, sandbox.ErrState) {
+		t.Errorf("error %v, want an ErrState that names creating", err)
+	}
+	if got := err.Error(); got != "start: sandbox is creating" {
+		t.Errorf("text %q", got)
+	}
+	s.markCreated()
+	if err := s.markRunning(); err != nil {
+		t.Error(err)
+	}
+	if err := s.requireRunning("start"); err != nil {
+		t.Error(err)
+	}
+	s.markStopped(sandbox.ErrLost)
+	if err := s.requireRunning("start"); !errors.Is(err, sandbox.ErrLost) {
+		t.Errorf("error %v, want the loss", err)
+	}
 }
 
 // TestQuote checks that a text in the error is not repeated.

@@ -16,23 +16,37 @@ var errDestroyed = errors.New("the sandbox is being destroyed")
 type status struct {
 	done chan struct{} // closed in StateStopped
 
-	mu     sync.Mutex // guards the fields below and changes to running and stopped
-	state  sandbox.Lifecycle
+	mu     sync.Mutex // guards the fields below
+	state  sandbox.State
 	ending bool // Destroy was called
 	err    error
 }
 
 func newStatus() *status { return &status{done: make(chan struct{})} }
 
+// current returns the current state.
+func (s *status) current() sandbox.State {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.state
+}
+
+// markCreated records that the container exists.
+func (s *status) markCreated() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.state = sandbox.StateCreated
+}
+
 // markRunning records that the sandbox runs, or returns an error if it has
 // stopped.
 func (s *status) markRunning() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.state.State() == sandbox.StateStopped {
+	if s.state == sandbox.StateStopped {
 		return fmt.Errorf("%w: it ended as soon as it had started: %w", sandbox.ErrUnavailable, s.err)
 	}
-	s.state.Advance(sandbox.StateRunning)
+	s.state = sandbox.StateRunning
 	return nil
 }
 
@@ -41,11 +55,11 @@ func (s *status) markRunning() error {
 func (s *status) markStopped(loss error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.state.State() == sandbox.StateStopped {
+	if s.state == sandbox.StateStopped {
 		return
 	}
 	s.err = loss
-	s.state.Advance(sandbox.StateStopped)
+	s.state = sandbox.StateStopped
 	close(s.done)
 }
 
@@ -72,10 +86,15 @@ func (s *status) lossError() error {
 // requireRunning returns an error unless the sandbox is running: a lost
 // sandbox's loss, otherwise a sandbox.StateError.
 func (s *status) requireRunning(action string) error {
-	if err := s.lossError(); err != nil {
-		return fmt.Errorf("%s: %w", action, err)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.err != nil:
+		return fmt.Errorf("%s: %w", action, s.err)
+	case s.state != sandbox.StateRunning:
+		return &sandbox.StateError{Action: action, State: s.state}
 	}
-	return s.state.Require(action, sandbox.StateRunning)
+	return nil
 }
 
 // checkEnded returns an error that wraps sandbox.ErrLost if the sandbox has
