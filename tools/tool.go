@@ -191,12 +191,24 @@ func NewFunc[In any](def Definition, run func(ctx context.Context, in In) (text 
 	if def.Runs == "" {
 		def.Runs = PlaceHost
 	}
+	return NewTool(def, func(ctx context.Context, _ *Call, in In) (Output, error) {
+		text, err := run(ctx, in)
+		if err != nil {
+			return Output{}, err
+		}
+		return Output{Content: []Block{{Text: text}}, Success: true}, nil
+	})
+}
+
+// NewTool is like [NewFunc] for a function that also gets the call and returns the
+// whole Output. It uses def as it is.
+func NewTool[In any](def Definition, run func(ctx context.Context, call *Call, in In) (Output, error)) Factory {
 	return func() Tool { return &funcTool[In]{def, run} }
 }
 
 type funcTool[In any] struct {
 	def Definition
-	run func(ctx context.Context, in In) (string, error)
+	run func(ctx context.Context, call *Call, in In) (Output, error)
 }
 
 // Definition implements [Tool].
@@ -208,11 +220,7 @@ func (t *funcTool[In]) Execute(ctx context.Context, call *Call) (Output, error) 
 	if err := json.Unmarshal(call.Input, &in); err != nil {
 		return Output{}, fmt.Errorf("decode %s input: %w", t.def.Name, err)
 	}
-	text, err := t.run(ctx, in)
-	if err != nil {
-		return Output{}, err
-	}
-	return Output{Content: []Block{{Text: text}}, Success: true}, nil
+	return t.run(ctx, call, in)
 }
 
 // Class is the greatest side effect that a tool is capable of, not its typical one

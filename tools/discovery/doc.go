@@ -66,10 +66,10 @@ type Options struct {
 
 // Factories returns search_tools and load_tool.
 func Factories(o Options) []tools.Factory {
-	shared := &catalogue{o}
+	c := &catalogue{o}
 	return []tools.Factory{
-		func() tools.Tool { return &searchTool{shared} },
-		func() tools.Tool { return &loadTool{shared} },
+		tools.NewTool(c.searchDefinition(), c.executeSearch),
+		tools.NewTool(c.loadDefinition(), c.executeLoad),
 	}
 }
 

@@ -8,9 +8,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-type loadTool struct{ *catalogue }
-
-func (t *loadTool) Definition() tools.Definition {
+func (c *catalogue) loadDefinition() tools.Definition {
 	return tools.Definition{
 		Name: tools.NameLoadTool,
 		Description: "Loads a tool of a server (MCP) by its name, as search_tools lists it: it can be called from the next answer on. " +
@@ -33,7 +31,7 @@ func (t *loadTool) Definition() tools.Definition {
 			}
 			return in.Name
 		},
-		EnabledByDefault: t.Enabled,
+		EnabledByDefault: c.Enabled,
 	}
 }
 
@@ -41,28 +39,24 @@ type loadInput struct {
 	Name string `json:"name"`
 }
 
-func (t *loadTool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
-	var in loadInput
-	if err := json.Unmarshal(call.Input, &in); err != nil {
-		return tools.Output{}, fmt.Errorf("decode %s input: %w", tools.NameLoadTool, err)
-	}
+func (c *catalogue) executeLoad(ctx context.Context, call *tools.Call, in loadInput) (tools.Output, error) {
 	name, _ := tools.OperatorName(in.Name) // "" waits for all
-	if err := t.Wait(ctx, name.Server()); err != nil {
+	if err := c.Wait(ctx, name.Server()); err != nil {
 		return tools.Output{}, fmt.Errorf("wait for servers: %w", err)
 	}
-	defs := t.Tools()
-	def, ok := t.findTool(defs, in.Name)
+	defs := c.Tools()
+	def, ok := c.findTool(defs, in.Name)
 	switch {
 	case !ok:
-		return tools.Output{}, t.noTool(defs, in.Name)
-	case !t.IsUsable(def):
-		message := fmt.Sprintf("Tool %q is not available in this session.", t.Wire(def.Name))
+		return tools.Output{}, c.noTool(defs, in.Name)
+	case !c.IsUsable(def):
+		message := fmt.Sprintf("Tool %q is not available in this session.", c.Wire(def.Name))
 		return tools.Output{}, &tools.Error{Class: tools.ErrorPermissionDenied, Reason: "not_permitted", Message: message, Visible: true}
 	}
-	if err := t.activateTools(call.ID, ByLoad, []tools.Definition{def}); err != nil {
+	if err := c.activateTools(call.ID, ByLoad, []tools.Definition{def}); err != nil {
 		return tools.Output{}, err
 	}
-	return tools.Output{Content: []tools.Block{{Text: string(t.Wire(def.Name))}}, Success: true}, nil
+	return tools.Output{Content: []tools.Block{{Text: string(c.Wire(def.Name))}}, Success: true}, nil
 }
 
 // findTool looks a tool up by any form of its name, the canonical one first.

@@ -11,9 +11,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-type searchTool struct{ *catalogue }
-
-func (t *searchTool) Definition() tools.Definition {
+func (c *catalogue) searchDefinition() tools.Definition {
 	return tools.Definition{
 		Name: tools.NameSearchTools,
 		Description: "Finds tools of servers (MCP) by words, in their names and descriptions, and loads those that it finds: they can be called from the next answer on. " +
@@ -32,7 +30,7 @@ func (t *searchTool) Definition() tools.Definition {
 			_ = json.Unmarshal(input, &in) // it passed the schema
 			return strings.TrimSpace(in.Query + " " + in.Server)
 		},
-		EnabledByDefault: t.Enabled,
+		EnabledByDefault: c.Enabled,
 	}
 }
 
@@ -41,58 +39,54 @@ type searchInput struct {
 	Server string `json:"server"`
 }
 
-func (t *searchTool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
-	var in searchInput
-	if err := json.Unmarshal(call.Input, &in); err != nil {
-		return tools.Output{}, fmt.Errorf("decode %s input: %w", tools.NameSearchTools, err)
-	}
+func (c *catalogue) executeSearch(ctx context.Context, call *tools.Call, in searchInput) (tools.Output, error) {
 	server := strings.TrimPrefix(strings.TrimSpace(in.Server), "mcp:")
 	if slices.Contains([]string{"default", "all", "any", "*"}, server) {
 		server = ""
 	}
-	if err := t.Wait(ctx, server); err != nil {
+	if err := c.Wait(ctx, server); err != nil {
 		return tools.Output{}, fmt.Errorf("wait for servers: %w", err)
 	}
-	text, matches := t.searchTools(strings.ToLower(strings.TrimSpace(in.Query)), server)
-	if err := t.activateTools(call.ID, BySearch, matches); err != nil {
+	text, matches := c.searchTools(strings.ToLower(strings.TrimSpace(in.Query)), server)
+	if err := c.activateTools(call.ID, BySearch, matches); err != nil {
 		return tools.Output{}, err
 	}
 	return tools.Output{Content: []tools.Block{{Text: text}}, Success: true}, nil
 }
 
 // searchTools returns the answer to a query and the tools to load.
-func (t *searchTool) searchTools(query, server string) (text string, matches []tools.Definition) {
-	all := t.Tools()
+func (c *catalogue) searchTools(query, server string) (text string, matches []tools.Definition) {
+	all := c.Tools()
 	defs := ofServer(all, server)
 	switch query {
 	case "", "servers", "mcp", "capabilities":
-		return t.listServers(all), nil
+		return c.listServers(all), nil
 	case "all", "list", "*":
 		if server == "" {
-			return t.listServers(all) + "\nName a server to list its tools.", nil
+			return c.listServers(all) + "\nName a server to list its tools.", nil
 		}
-		return t.listTools(defs, server), nil
+		return c.listTools(defs, server), nil
 	}
 	words := splitWords(query)
-	if matches = t.firstUsable(matchWords(defs, words), maxMatches); len(matches) == 0 {
-		return t.noMatch(defs, query, server), nil
+	if matches = c.firstUsable(matchWords(defs, words), maxMatches); len(matches) == 0 {
+		return c.noMatch(defs, query, server), nil
 	}
 	lines := []string{"These tools can be called from your next answer on:"}
 	for _, def := range matches {
-		lines = append(lines, t.describeTool(def))
+		lines = append(lines, c.describeTool(def))
 	}
 	return strings.Join(lines, "\n"), matches
 }
 
-func (t *searchTool) listTools(defs []tools.Definition, server string) string {
-	usable := t.firstUsable(defs, len(defs))
+func (c *catalogue) listTools(defs []tools.Definition, server string) string {
+	usable := c.firstUsable(defs, len(defs))
 	if len(usable) == 0 {
-		return t.noServer(server)
+		return c.noServer(server)
 	}
 	slices.SortFunc(usable, func(a, b tools.Definition) int { return strings.Compare(string(a.Name), string(b.Name)) })
 	lines := []string{fmt.Sprintf("Tools of %s. %s loads one.", server, tools.NameLoadTool)}
 	for _, def := range usable[:min(len(usable), maxListed)] {
-		lines = append(lines, t.describeTool(def))
+		lines = append(lines, c.describeTool(def))
 	}
 	if more := len(usable) - maxListed; more > 0 {
 		lines = append(lines, fmt.Sprintf("and %d more, which a search by words finds", more))
@@ -100,21 +94,21 @@ func (t *searchTool) listTools(defs []tools.Definition, server string) string {
 	return strings.Join(lines, "\n")
 }
 
-func (t *searchTool) noServer(server string) string {
+func (c *catalogue) noServer(server string) string {
 	shown, _ := tools.Display(server)
-	return fmt.Sprintf("No server %q has tools that this session may use.\n%s", shown, t.listServers(t.Tools()))
+	return fmt.Sprintf("No server %q has tools that this session may use.\n%s", shown, c.listServers(c.Tools()))
 }
 
 // noMatch returns the answer to words that no tool has. It shows names differently
 // from a match: nothing is loaded.
-func (t *searchTool) noMatch(defs []tools.Definition, query, server string) string {
+func (c *catalogue) noMatch(defs []tools.Definition, query, server string) string {
 	if len(defs) == 0 {
-		return t.noServer(server)
+		return c.noServer(server)
 	}
 	shown, _ := tools.Display(query)
 	text := fmt.Sprintf("No tool matches %q.", shown)
-	if near := t.suggestTools(defs, query); len(near) > 0 {
-		return text + fmt.Sprintf(" Did you mean: %s? %s loads one.", t.quoteNames(near), tools.NameLoadTool)
+	if near := c.suggestTools(defs, query); len(near) > 0 {
+		return text + fmt.Sprintf(" Did you mean: %s? %s loads one.", c.quoteNames(near), tools.NameLoadTool)
 	}
 	return text + " Query \"servers\" lists the servers."
 }

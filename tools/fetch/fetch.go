@@ -32,15 +32,10 @@ func New(o Options) (tools.Factory, error) {
 	if err != nil {
 		return nil, err
 	}
-	def := newDefinition(c.opts)
-	return func() tools.Tool { return &tool{client: c, def: def} }, nil
+	return newTool(c), nil
 }
 
-// tool is one execution of the tool.
-type tool struct {
-	client *Client
-	def    tools.Definition
-}
+func newTool(c *Client) tools.Factory { return tools.NewTool(newDefinition(c.opts), c.execute) }
 
 // input is the tool's input after aliases were rewritten.
 type input struct {
@@ -74,7 +69,7 @@ func newDefinition(o Options) tools.Definition {
 			"uri": "url", "link": "url", "href": "url", "start_index": "offset", "max_length": "limit", "max_bytes": "limit",
 			"refresh": "force_refresh",
 		},
-		Summary:          func(raw json.RawMessage) string { return inputURL(raw) },
+		Summary:          inputURL,
 		EnabledByDefault: len(o.Allow) > 0,
 	}
 }
@@ -104,16 +99,10 @@ func inputURL(raw json.RawMessage) string {
 	return in.URL
 }
 
-func (t *tool) Definition() tools.Definition { return t.def }
-
-// Execute fetches a page. For a status of 400 and above, Success is false and there
+// execute fetches a page. For a status of 400 and above, Success is false and there
 // is no error. For a refusal or a network error, it returns a [tools.Error].
-func (t *tool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
-	var in input
-	if err := json.Unmarshal(call.Input, &in); err != nil {
-		return tools.Output{}, fmt.Errorf("decode fetch input: %w", err)
-	}
-	res, err := t.client.Get(ctx, Request{URL: in.URL, Refresh: in.Refresh, CallID: call.ID, Asked: call.Asked})
+func (c *Client) execute(ctx context.Context, call *tools.Call, in input) (tools.Output, error) {
+	res, err := c.Get(ctx, Request{URL: in.URL, Refresh: in.Refresh, CallID: call.ID, Asked: call.Asked})
 	if err != nil {
 		return tools.Output{}, toolError(err)
 	}
@@ -121,12 +110,12 @@ func (t *tool) Execute(ctx context.Context, call *tools.Call) (tools.Output, err
 	if err != nil {
 		return tools.Output{}, toolError(err)
 	}
-	return t.formatOutput(in, res, p), nil
+	return formatOutput(in, res, p), nil
 }
 
 // formatOutput returns the result for the model: the facts of the response, a
 // window of its text, and how to continue.
-func (t *tool) formatOutput(in input, res Response, p page) tools.Output {
+func formatOutput(in input, res Response, p page) tools.Output {
 	maxBytes := tools.DefaultResultBytes - headBytes
 	from, to := selectWindow(p.text, int(min(in.Offset, maxTextBytes*2)), int(min(max(in.Limit, 0), float64(maxBytes))), maxBytes)
 	var b strings.Builder

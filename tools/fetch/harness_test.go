@@ -242,6 +242,5 @@ func (f *fixture) execute(input map[string]any) (tools.Output, error) {
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	one := &tool{client: f.Client, def: newDefinition(f.opts)}
-	return one.Execute(f.t.Context(), &tools.Call{ID: "tu_1", Name: Name, Input: text})
+	return newTool(f.Client)().Execute(f.t.Context(), &tools.Call{ID: "tu_1", Name: Name, Input: text})
 }

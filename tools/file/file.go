@@ -2,7 +2,6 @@ package file
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -67,28 +66,14 @@ type readers struct {
 	log  *zap.Logger
 }
 
-// reader is one execution of a read-only tool.
-type reader[In any] struct {
-	def  tools.Definition
-	view workspace.View
-	run  func(ctx context.Context, in In) (tools.Output, error)
-}
-
+// readFactory returns the factory of a read-only tool. Errors of run that the model
+// can fix become a [tools.Error].
 func readFactory[In any](o Options, def tools.Definition, run func(context.Context, In) (tools.Output, error)) tools.Factory {
 	def.Class, def.Runs, def.EnabledByDefault = tools.ClassRead, tools.PlaceHost, true
-	return func() tools.Tool { return &reader[In]{def: def, view: o.Reader, run: run} }
-}
-
-func (r *reader[In]) Definition() tools.Definition { return r.def }
-
-// Execute runs the tool. An error that the model can fix is a [tools.Error].
-func (r *reader[In]) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
-	var in In
-	if err := json.Unmarshal(call.Input, &in); err != nil {
-		return tools.Output{}, fmt.Errorf("decode %s input: %w", r.def.Name, err)
-	}
-	out, err := r.run(ctx, in)
-	return out, toolError(ctx, r.view, err)
+	return tools.NewTool(def, func(ctx context.Context, _ *tools.Call, in In) (tools.Output, error) {
+		out, err := run(ctx, in)
+		return out, toolError(ctx, o.Reader, err)
+	})
 }
 
 // toolError turns a workspace error into a tools.Error. It denies a path that leads

@@ -25,27 +25,11 @@ const (
 	maxListedField = 200
 )
 
-type featureTool struct {
-	set *Set
-	def tools.Definition
-	run func(ctx context.Context, call *tools.Call, in featureInput) (tools.Output, error)
-}
-
 type featureInput struct {
 	Server    string            `json:"server"`
 	URI       string            `json:"uri"`
 	Name      string            `json:"name"`
 	Arguments map[string]string `json:"arguments"`
-}
-
-func (t *featureTool) Definition() tools.Definition { return t.def }
-
-func (t *featureTool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
-	var in featureInput
-	if err := json.Unmarshal(call.Input, &in); err != nil {
-		return tools.Output{}, fmt.Errorf("decode %s input: %w", t.def.Name, err)
-	}
-	return t.run(ctx, call, in)
 }
 
 func (s *Set) registerFeatures() {
@@ -89,7 +73,7 @@ func (s *Set) featureTools() []tools.Factory {
 		if slices.ContainsFunc(s.servers, func(srv *server) bool { return !srv.cfg.InSandbox() }) {
 			def.Class, def.Runs = tools.ClassNetwork, tools.PlaceHost
 		}
-		factories = append(factories, func() tools.Tool { return &featureTool{set: s, def: def, run: f.run} })
+		factories = append(factories, tools.NewTool(def, f.run))
 	}
 	return factories
 }

@@ -86,14 +86,14 @@ func formatSentence(s string) string {
 // opts.Background. It uses only that option and Grace.
 func NewKill(opts Options) tools.Factory {
 	timeout := cmp.Or(opts.Grace, sandbox.DefaultGrace) + proofTime
-	return func() tools.Tool { return &killTool{background: opts.Background, timeout: timeout} }
+	return tools.NewTool(killDefinition(timeout), killTool{opts.Background}.execute)
 }
 
 // proofTime bounds how long a guest may take after the grace period to confirm that
 // no process is left.
 const proofTime = 45 * time.Second
 
-func (k *killTool) Definition() tools.Definition {
+func killDefinition(timeout time.Duration) tools.Definition {
 	return tools.Definition{
 		Name: KillName,
 		Description: "Ends a background command that shell started: everything that it started gets SIGTERM, what is left after a grace period " +
@@ -106,7 +106,7 @@ func (k *killTool) Definition() tools.Definition {
   "required": ["handle"],
   "additionalProperties": false
 }`),
-		Class: tools.ClassExecute, Runs: tools.PlaceSandbox, Timeout: k.timeout,
+		Class: tools.ClassExecute, Runs: tools.PlaceSandbox, Timeout: timeout,
 		Aliases:          handleAliases(),
 		Summary:          outputSummary,
 		EnabledByDefault: true,
@@ -117,16 +117,9 @@ func handleAliases() map[string]string {
 	return map[string]string{"id": "handle", "shell_id": "handle", "bash_id": "handle", "job_id": "handle", "session_id": "handle", "task_id": "handle"}
 }
 
-type killTool struct {
-	background Background
-	timeout    time.Duration
-}
+type killTool struct{ background Background }
 
-func (k *killTool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
-	var in outputInput
-	if err := json.Unmarshal(call.Input, &in); err != nil {
-		return tools.Output{}, fmt.Errorf("decode shell_kill input: %w", err)
-	}
+func (k killTool) execute(ctx context.Context, _ *tools.Call, in outputInput) (tools.Output, error) {
 	r, endedBefore, err := k.background.End(ctx, in.Handle)
 	switch {
 	case errors.Is(err, ErrNoOutput):

@@ -76,7 +76,8 @@ var ErrNoTerminal = errors.New("the command has no terminal")
 // NewInput returns a factory for the tool that types into the terminals of
 // opts.Background. It uses only that option.
 func NewInput(opts Options) tools.Factory {
-	return func() tools.Tool { return &inputTool{background: opts.Background} }
+	t := inputTool{opts.Background}
+	return tools.NewTool(t.definition(), t.execute)
 }
 
 type inputTool struct{ background Background }
@@ -89,7 +90,7 @@ type typingInput struct {
 	Screen bool     `json:"screen"`
 }
 
-func (t *inputTool) Definition() tools.Definition {
+func (t inputTool) definition() tools.Definition {
 	aliases := handleAliases()
 	aliases["chars"], aliases["input"], aliases["yield_time_ms"] = "text", "text", "wait_ms"
 	return tools.Definition{
@@ -127,7 +128,7 @@ func typingSummary(raw json.RawMessage) string {
 }
 
 // commands returns what the input may run, after what was typed before.
-func (t *inputTool) commands(raw json.RawMessage) []string {
+func (t inputTool) commands(raw json.RawMessage) []string {
 	var in typingInput
 	if err := json.Unmarshal(raw, &in); err != nil {
 		return []string{policy.AnyCommand}
@@ -164,12 +165,8 @@ func (in typingInput) readable() (text string, unknown bool) {
 	return text, unknown
 }
 
-// Execute types and returns what the terminal shows.
-func (t *inputTool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
-	var in typingInput
-	if err := json.Unmarshal(call.Input, &in); err != nil {
-		return tools.Output{}, fmt.Errorf("decode shell_input input: %w", err)
-	}
+// execute types and returns what the terminal shows.
+func (t inputTool) execute(ctx context.Context, _ *tools.Call, in typingInput) (tools.Output, error) {
 	typing, err := in.newTyping(t.background.Typed(in.Handle))
 	if err != nil {
 		return tools.Output{}, err

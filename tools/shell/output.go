@@ -52,7 +52,7 @@ var ErrNoOutput = errors.New("no such output")
 
 // NewOutput returns a factory for the tool that pages through output.
 func NewOutput(o outputOpener) tools.Factory {
-	return func() tools.Tool { return &outputTool{outputs: o} }
+	return tools.NewTool(outputDefinition(), outputTool{o}.execute)
 }
 
 type outputTool struct{ outputs outputOpener }
@@ -67,7 +67,7 @@ type outputInput struct {
 	IgnoreCase bool   `json:"ignore_case"`
 }
 
-func (o *outputTool) Definition() tools.Definition {
+func outputDefinition() tools.Definition {
 	aliases := handleAliases()
 	for _, other := range []string{"grep", "regex", "filter"} {
 		aliases[other] = "pattern"
@@ -111,11 +111,7 @@ func outputSummary(raw json.RawMessage) string {
 	return in.Handle
 }
 
-func (o *outputTool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
-	var in outputInput
-	if err := json.Unmarshal(call.Input, &in); err != nil {
-		return tools.Output{}, fmt.Errorf("decode shell_output input: %w", err)
-	}
+func (o outputTool) execute(ctx context.Context, call *tools.Call, in outputInput) (tools.Output, error) {
 	re, err := in.compilePattern()
 	if err != nil {
 		return tools.Output{}, err

@@ -33,11 +33,14 @@ type ToolOptions struct {
 }
 
 // New returns a factory for load_skill.
-func New(o ToolOptions) tools.Factory { return func() tools.Tool { return &loadTool{o} } }
+func New(o ToolOptions) tools.Factory {
+	t := &loadTool{o}
+	return tools.NewTool(t.definition(), t.execute)
+}
 
 type loadTool struct{ opts ToolOptions }
 
-func (t *loadTool) Definition() tools.Definition {
+func (t *loadTool) definition() tools.Definition {
 	return tools.Definition{
 		Name: ToolName,
 		Description: "Loads a skill: instructions for one kind of task, whose names and descriptions this conversation has. Load the one that fits before you begin such a task. " +
@@ -71,11 +74,7 @@ func summarizeInput(input json.RawMessage) string {
 	return path.Join(in.Name, in.File)
 }
 
-func (t *loadTool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
-	var in toolInput
-	if err := json.Unmarshal(call.Input, &in); err != nil {
-		return tools.Output{}, fmt.Errorf("decode %s input: %w", ToolName, err)
-	}
+func (t *loadTool) execute(ctx context.Context, _ *tools.Call, in toolInput) (tools.Output, error) {
 	one, ok := t.opts.Skills.findSkill(in.Name)
 	if !ok {
 		return tools.Output{}, t.noSkill(in.Name)
