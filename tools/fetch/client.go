@@ -249,15 +249,19 @@ func (c *Client) notAllowedFailure(t rule.Target) error {
 	if rule.AllowsTarget(c.opts.Allow, t) {
 		return newDenied("not_allowed", "%s is denied in this session", utf8text.Clip(t.String(), 200))
 	}
-	const maxListed = 20
+	return newDenied("not_allowed", "%s is not on this session's allowlist, which is: %s", utf8text.Clip(t.String(), 200), listRules(c.opts.Allow, 20))
+}
+
+// listRules returns the first rules, at most most, and the number of the others.
+func listRules(rules []rule.Rule, most int) string {
 	var list []string
-	for _, r := range c.opts.Allow[:min(len(c.opts.Allow), maxListed)] {
+	for _, r := range rules[:min(len(rules), most)] {
 		list = append(list, r.String())
 	}
-	if len(c.opts.Allow) > maxListed {
-		list = append(list, fmt.Sprintf("and %d more", len(c.opts.Allow)-maxListed))
+	if over := len(rules) - most; over > 0 {
+		list = append(list, fmt.Sprintf("and %d more", over))
 	}
-	return newDenied("not_allowed", "%s is not on this session's allowlist, which is: %s", utf8text.Clip(t.String(), 200), strings.Join(list, ", "))
+	return strings.Join(list, ", ")
 }
 
 func (c *Client) sendRequest(ctx context.Context, t rule.Target) (Response, string, error) {
