@@ -8,7 +8,7 @@ import (
 
 func TestReportsComeBackWithTime(t *testing.T) {
 	now := time.Now()
-	a := attempts{since: now}
+	a := newAttempts()
 	take := func(n int) (reported int) {
 		for range n {
 			if omitted, ok := a.takeReport(now); ok {

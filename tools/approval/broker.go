@@ -10,6 +10,7 @@ import (
 
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
 
 	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
@@ -157,7 +158,7 @@ func NewBroker(opts BrokerOptions) *Broker {
 	if opts.Uptime == nil {
 		opts.Uptime = sinceBoot
 	}
-	return &Broker{opts: opts, past: map[string]outcome{}}
+	return &Broker{opts: opts, past: map[string]outcome{}, attempts: newAttempts()}
 }
 
 // Bind makes the broker serve a dispatcher. It fails if it already serves one.
@@ -333,26 +334,23 @@ const (
 	attemptInterval = time.Second // one more each
 )
 
-// attempts limits reports like a token bucket, and counts those it refused. The
-// zero value is a full bucket.
+// attempts limits reports, and counts those it refused.
 type attempts struct {
-	used    int
-	since   time.Time // when used was last reduced
+	reports *rate.Limiter
 	omitted int
+}
+
+func newAttempts() attempts {
+	return attempts{reports: rate.NewLimiter(rate.Every(attemptInterval), attemptBurst)}
 }
 
 // takeReport asks to report one attempt. It returns how many before it were not
 // reported, or false if this one isn't either.
 func (a *attempts) takeReport(now time.Time) (omitted int, ok bool) {
-	since := now.Sub(a.since)
-	if back := int(since / attemptInterval); back > 0 {
-		a.used, a.since = max(0, a.used-back), now.Add(-(since % attemptInterval))
-	}
-	if a.used == attemptBurst {
+	if !a.reports.AllowN(now, 1) {
 		a.omitted++
 		return 0, false
 	}
-	a.used++
 	omitted, a.omitted = a.omitted, 0
 	return omitted, true
 }
