@@ -30,7 +30,7 @@ func (c *changer) Project(ctx context.Context, call *tools.Call) (tools.Projecti
 	if err != nil {
 		return tools.Projection{}, err
 	}
-	p, err := ProjectedDiff(ctx, c.reader, op)
+	p, err := projectedDiff(ctx, c.reader, op)
 	if err != nil {
 		p.Diff = fmt.Sprintf("--- a/%s\n+++ b/%[1]s\nNo diff: %v.\n", op.Path, err)
 	}

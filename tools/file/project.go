@@ -3,8 +3,6 @@ package file
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 
@@ -18,10 +16,10 @@ import (
 // compare grows faster than the size.
 const diffBytes = 1 << 20
 
-// ProjectedDiff returns the unified diff that a write, patch or delete would make,
+// projectedDiff returns the unified diff that a write, patch or delete would make,
 // and the state of the file. It fails if the change would fail. A file that is too
 // large or not text is described in one line instead.
-func ProjectedDiff(ctx context.Context, r workspace.View, op workspace.Op) (tools.Projection, error) {
+func projectedDiff(ctx context.Context, r workspace.View, op workspace.Op) (tools.Projection, error) {
 	path, err := r.Relative(op.Path)
 	if err != nil {
 		return tools.Projection{}, err
@@ -47,12 +45,8 @@ func ProjectedDiff(ctx context.Context, r workspace.View, op workspace.Op) (tool
 	if err != nil {
 		return tools.Projection{}, err
 	}
-	p := tools.Projection{State: "absent", Diff: unifiedDiff(path, before, after, exists, op.Kind == workspace.OpDelete)}
-	if exists {
-		sum := sha256.Sum256(before)
-		p.State = hex.EncodeToString(sum[:])
-	}
-	return p, nil
+	diff := unifiedDiff(path, before, after, exists, op.Kind == workspace.OpDelete)
+	return tools.Projection{State: stateOf(before, exists).sum, Diff: diff}, nil
 }
 
 func readCurrent(ctx context.Context, r workspace.View, path string) (content []byte, exists bool, err error) {
