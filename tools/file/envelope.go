@@ -4,6 +4,8 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+
+	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
 type action string
@@ -375,10 +377,4 @@ func badPatch(line int, format string, args ...any) error {
 
 func quoteStart(line string) string { return quotePath(clipLine(line)) }
 
-func clipLine(s string) string {
-	const most = 120
-	if len(s) <= most {
-		return s
-	}
-	return strings.ToValidUTF8(s[:most], "") + "…"
-}
+func clipLine(s string) string { return utf8text.Clip(s, 120) }

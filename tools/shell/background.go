@@ -76,9 +76,6 @@ func (s *shellTool) startBackground(ctx context.Context, cmd Command, shown stri
 }
 
 func formatSentence(s string) string {
-	if s == "" {
-		return ""
-	}
 	return strings.ToUpper(s[:1]) + s[1:] + "."
 }
 

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
 // Template is the command of a declared tool. A model's value never becomes part of
@@ -134,13 +136,7 @@ func (e *dashError) Error() string {
 	return fmt.Sprintf("argument %s begins with a dash (%q), which the program could take for an option", e.name, clipText(e.value))
 }
 
-func clipText(s string) string {
-	const most = 60
-	if len(s) <= most {
-		return s
-	}
-	return strings.ToValidUTF8(s[:most], "") + "…"
-}
+func clipText(s string) string { return utf8text.Clip(s, 60) }
 
 // fillCommand returns a script and its positional parameters for an input's values.
 // shown is the same as one text, for people and the policy.
