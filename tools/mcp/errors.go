@@ -3,6 +3,7 @@ package mcp
 import (
 	"errors"
 	"fmt"
+	"time"
 )
 
 // ErrClosed is the cause if a [Set] was closed.
@@ -58,7 +59,7 @@ func (e *EndedError) Unwrap() error { return e.Err }
 type TimeoutError struct {
 	// Op is the operation, such as "start" or "call".
 	Op    string
-	After string
+	After time.Duration
 }
 
 func (e *TimeoutError) Error() string { return fmt.Sprintf("%s timed out after %s", e.Op, e.After) }

@@ -169,7 +169,7 @@ func (t *guardTransport) roundTrip(req *http.Request, cancel context.CancelCause
 	if t.oldSSE || req.Method != http.MethodGet || req.Header.Get("Last-Event-ID") != "" {
 		return t.next.RoundTrip(req)
 	}
-	late := &TimeoutError{Op: "begin of a stream", After: t.limits.streamWait.String()}
+	late := &TimeoutError{Op: "begin of a stream", After: t.limits.streamWait}
 	timer := time.AfterFunc(t.limits.streamWait, func() { cancel(late) })
 	res, err := t.next.RoundTrip(req)
 	if timer.Stop() || !errors.Is(context.Cause(req.Context()), late) {

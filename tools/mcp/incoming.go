@@ -59,7 +59,7 @@ func (l *life) filterIncoming(next mcp.MethodHandler) mcp.MethodHandler {
 		if _, isCall := incomingCalls[method]; !isCall {
 			return nil, nil
 		}
-		l.refuseRequest(method, "not allowed")
+		l.refuseRequest(method)
 		return nil, &jsonrpc.Error{Code: jsonrpc.CodeMethodNotFound, Message: fmt.Sprintf("%s is not supported", method)}
 	}
 }
@@ -70,13 +70,13 @@ var incomingCalls = map[string]struct{}{
 }
 
 // refuseRequest reports a refused request, once per method.
-func (l *life) refuseRequest(method, reason string) {
+func (l *life) refuseRequest(method string) {
 	l.mu.Lock()
 	seen := l.refused[method]
 	l.refused[method] = true
 	l.mu.Unlock()
 	if !seen {
-		l.server.reportEvent(RequestRefused{Server: l.server.cfg.Name, Method: method, Reason: reason, Count: 1})
+		l.server.reportEvent(RequestRefused{Server: l.server.cfg.Name, Method: method, Reason: "not allowed", Count: 1})
 	}
 }
 

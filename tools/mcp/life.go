@@ -99,8 +99,8 @@ func (l *life) openSession(ctx context.Context) (*mcp.ClientSession, error) {
 // refusedHandshake reports whether a server answered with an error. After a
 // handshake, another protocol version may work.
 func refusedHandshake(err error) bool {
-	var rpc *jsonrpc.Error
-	return errors.As(err, &rpc)
+	_, answered := errors.AsType[*jsonrpc.Error](err)
+	return answered
 }
 
 // recoverPanic turns a panic into an error. The SDK panics when it decodes some
@@ -160,7 +160,7 @@ const (
 
 func (l *life) listAgain(ctx context.Context) (err error) {
 	defer l.server.recoverPanic(&err)
-	ctx, cancel := context.WithTimeoutCause(ctx, l.server.cfg.startTimeout(), &TimeoutError{Op: "list of tools", After: l.server.cfg.startTimeout().String()})
+	ctx, cancel := context.WithTimeoutCause(ctx, l.server.cfg.startTimeout(), &TimeoutError{Op: "list of tools", After: l.server.cfg.startTimeout()})
 	defer cancel()
 	ctx, stop := l.bindContext(ctx)
 	defer stop()
@@ -212,13 +212,13 @@ func (l *life) stopLife(cause error) error {
 	select {
 	case <-closed:
 	case <-time.After(stopTime):
-		err = errors.Join(err, &TimeoutError{Op: "close of the session", After: stopTime.String()})
+		err = errors.Join(err, &TimeoutError{Op: "close of the session", After: stopTime})
 	}
 	return err
 }
 
 func (l *life) stopLink() error {
-	ctx, cancel := context.WithTimeoutCause(context.Background(), stopTime, &TimeoutError{Op: "stop", After: stopTime.String()})
+	ctx, cancel := context.WithTimeoutCause(context.Background(), stopTime, &TimeoutError{Op: "stop", After: stopTime})
 	defer cancel()
 	return l.link.stopServer(ctx)
 }
@@ -229,9 +229,9 @@ func (l *life) beginCall(ctx context.Context, show func(text string)) (_ context
 	timeout := l.server.cfg.callTimeout()
 	total := l.server.cfg.maxCallTime()
 	ctx, unbind := l.bindContext(ctx)
-	ctx, cancelTotal := context.WithTimeoutCause(ctx, total, &TimeoutError{Op: "call", After: total.String()})
+	ctx, cancelTotal := context.WithTimeoutCause(ctx, total, &TimeoutError{Op: "call", After: total})
 	ctx, cancel := context.WithCancelCause(ctx)
-	timer := time.AfterFunc(timeout, func() { cancel(&TimeoutError{Op: "call", After: timeout.String()}) })
+	timer := time.AfterFunc(timeout, func() { cancel(&TimeoutError{Op: "call", After: timeout}) })
 	p := &progress{extend: func() { timer.Reset(timeout) }, show: show}
 	l.mu.Lock()
 	l.calls++

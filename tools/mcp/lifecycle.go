@@ -128,7 +128,7 @@ func (s *server) startServer(ctx context.Context) (*life, error) {
 	}
 	defer release()
 	timeout := s.cfg.startTimeout()
-	ctx, cancel := context.WithTimeoutCause(ctx, timeout, &TimeoutError{Op: "start", After: timeout.String()})
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, &TimeoutError{Op: "start", After: timeout})
 	defer cancel()
 	began := time.Now()
 	l, offer, err := s.startLife(ctx)

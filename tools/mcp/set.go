@@ -137,11 +137,7 @@ func (s *Set) serverNamed(name string) *server {
 func (s *Set) Tools() []Tool {
 	var list []Tool
 	for _, srv := range s.servers {
-		srv.mu.Lock()
-		for _, t := range srv.offered {
-			list = append(list, t.Tool)
-		}
-		srv.mu.Unlock()
+		list = append(list, srv.offeredTools()...)
 	}
 	slices.SortFunc(list, func(a, b Tool) int { return strings.Compare(string(a.Name), string(b.Name)) })
 	return list

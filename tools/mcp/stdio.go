@@ -165,7 +165,7 @@ func (l *stdioLink) writeLines() {
 			return
 		case w := <-l.writes:
 			stuck := time.AfterFunc(writeTime, func() {
-				l.endLink(&TimeoutError{Op: "reading of its input", After: writeTime.String()})
+				l.endLink(&TimeoutError{Op: "reading of its input", After: writeTime})
 			})
 			_, err := io.Writer(stdin).Write(w.line)
 			stuck.Stop()

@@ -128,7 +128,7 @@ func (l *life) refuseInput(requests mcp.InputRequestMap) error {
 		if _, ok := request.(*mcp.ElicitParams); ok {
 			method = methodElicitation
 		}
-		l.refuseRequest(method, "not allowed")
+		l.refuseRequest(method)
 	}
 	return &tools.Error{
 		Class: tools.ErrorPermissionDenied, Reason: reasonInput, Visible: true,
