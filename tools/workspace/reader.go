@@ -1,6 +1,7 @@
 package workspace
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -93,19 +94,13 @@ func NewReader(dir *os.File, o ReaderOptions) (*Reader, error) {
 func (r *Reader) IsLocal() bool { return r.tree != nil && r.tree.local }
 
 func (o ReaderOptions) withDefaults() ReaderOptions {
-	setDefault(&o.maxFileBytes, DefaultMaxFileBytes)
-	setDefault(&o.MaxEntries, DefaultMaxEntries)
-	setDefault(&o.maxTextBytes, DefaultMaxTextBytes)
-	setDefault(&o.maxDepth, DefaultMaxDepth)
-	setDefault(&o.Deadline, DefaultDeadline)
-	setDefault(&o.maxStuck, DefaultMaxStuck)
+	o.maxFileBytes = cmp.Or(o.maxFileBytes, DefaultMaxFileBytes)
+	o.MaxEntries = cmp.Or(o.MaxEntries, DefaultMaxEntries)
+	o.maxTextBytes = cmp.Or(o.maxTextBytes, DefaultMaxTextBytes)
+	o.maxDepth = cmp.Or(o.maxDepth, DefaultMaxDepth)
+	o.Deadline = cmp.Or(o.Deadline, DefaultDeadline)
+	o.maxStuck = cmp.Or(o.maxStuck, DefaultMaxStuck)
 	return o
-}
-
-func setDefault[T int | int64 | time.Duration](v *T, def T) {
-	if *v <= 0 {
-		*v = def
-	}
 }
 
 // Stat describes the file that path leads to, without opening it for reading.

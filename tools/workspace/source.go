@@ -75,13 +75,10 @@ func (r *Reader) readDir(ctx context.Context, path, rel string, follow bool, cap
 }
 
 func (r *Reader) statFile(ctx context.Context, path, rel string, follow bool) (info Info, err error) {
-	switch {
-	case r.remote != nil:
+	if r.remote != nil {
 		info, err = r.remote.Stat(ctx, rel, follow)
-	case follow:
-		info, err = r.tree.stat(rel)
-	default:
-		info, err = r.tree.lstat(rel)
+	} else {
+		info, err = r.tree.stat(rel, follow)
 	}
 	info.Path = rel
 	return info, r.newError(path, err)

@@ -269,12 +269,13 @@ const (
 	bcachefsMagic = 0xca451a4e
 )
 
-// stat describes the file that rel leads to, without opening it.
-func (t *tree) stat(rel string) (Info, error) { return t.statPath(rel, unix.O_PATH) }
-
-func (t *tree) lstat(rel string) (Info, error) { return t.statPath(rel, unix.O_PATH|unix.O_NOFOLLOW) }
-
-func (t *tree) statPath(rel string, flags int) (Info, error) {
+// stat describes the file that rel leads to or, without follow, what rel names. It
+// doesn't open the file for reading.
+func (t *tree) stat(rel string, follow bool) (Info, error) {
+	flags := unix.O_PATH
+	if !follow {
+		flags |= unix.O_NOFOLLOW
+	}
 	fd, err := t.openPath(rel, flags)
 	if err != nil {
 		return Info{}, err

@@ -34,7 +34,7 @@ func (w *walk) openPath(at int, rel string, flags int) (fd int, err error) {
 		switch name {
 		case "", ".":
 			if last {
-				return w.reopenHeld(w.topDirectory(at), flags)
+				return openat(w.topDirectory(at), ".", flags)
 			}
 			rest = after
 			continue
@@ -44,7 +44,7 @@ func (w *walk) openPath(at int, rel string, flags int) (fd int, err error) {
 			}
 			w.closeTo(len(w.dirs) - 1)
 			if last {
-				return w.reopenHeld(w.topDirectory(at), flags)
+				return openat(w.topDirectory(at), ".", flags)
 			}
 			rest = after
 			continue
@@ -61,7 +61,7 @@ func (w *walk) openPath(at int, rel string, flags int) (fd int, err error) {
 				return -1, unix.ENAMETOOLONG
 			}
 			if last {
-				return w.reopenHeld(fd, flags)
+				return openat(fd, ".", flags)
 			}
 			rest = after
 		default:
@@ -84,10 +84,6 @@ func (w *walk) closeTo(n int) {
 		_ = unix.Close(fd)
 	}
 	w.dirs = w.dirs[:n]
-}
-
-func (w *walk) reopenHeld(dir, flags int) (int, error) {
-	return openat(dir, ".", flags)
 }
 
 // openStep opens one name in dir: as a directory to continue from, or, if it is the

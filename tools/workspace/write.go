@@ -118,22 +118,15 @@ func (p dirEntry) readContent(most int64) (data []byte, whole bool, err error) {
 	if errors.Is(err, unix.ETXTBSY) { // a running program may be replaced
 		fd, err = openat(p.dir, p.name, unix.O_RDONLY|flags)
 	}
+	n, info, err := asRegular(fd, err)
 	if err != nil {
 		return nil, false, err
 	}
-	n := node{fd: fd}
 	defer n.close()
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return nil, false, err
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return nil, false, errNotRegular
-	}
-	if st.Size > most {
+	if info.Size > most {
 		return nil, false, nil
 	}
-	data = make([]byte, st.Size+1) // one more, to see that it did not grow
+	data = make([]byte, info.Size+1) // one more, to see that it did not grow
 	for got := 0; ; {
 		m, err := n.readAt(data[got:], int64(got))
 		if err != nil {
