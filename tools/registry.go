@@ -1,10 +1,12 @@
 package tools
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -134,14 +136,9 @@ func (r *Registry) Unregister(name string) bool {
 func (r *Registry) All() []*RegisteredTool {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	list := make([]*RegisteredTool, 0, len(r.byName))
-	for _, t := range r.byName {
-		list = append(list, t)
-	}
-	slices.SortFunc(list, func(a, b *RegisteredTool) int {
-		return strings.Compare(string(a.Definition.Name), string(b.Definition.Name))
+	return slices.SortedFunc(maps.Values(r.byName), func(a, b *RegisteredTool) int {
+		return cmp.Compare(a.Definition.Name, b.Definition.Name)
 	})
-	return list
 }
 
 // Inspect calls a factory twice, checks that it makes two objects, and returns

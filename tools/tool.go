@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -251,11 +252,7 @@ const (
 
 // Valid reports whether c is one of the classes.
 func (c Class) Valid() bool {
-	switch c {
-	case ClassNone, ClassRead, ClassWrite, ClassExecute, ClassNetwork:
-		return true
-	}
-	return false
+	return slices.Contains([]Class{ClassNone, ClassRead, ClassWrite, ClassExecute, ClassNetwork}, c)
 }
 
 func (p Place) isValid() bool { return p == PlaceHost || p == PlaceSandbox || p == PlaceState }

@@ -40,13 +40,7 @@ func ofServer(defs []tools.Definition, server string) []tools.Definition {
 	if server == "" {
 		return defs
 	}
-	var list []tools.Definition
-	for _, def := range defs {
-		if def.Name.Server() == server {
-			list = append(list, def)
-		}
-	}
-	return list
+	return slices.DeleteFunc(slices.Clone(defs), func(def tools.Definition) bool { return def.Name.Server() != server })
 }
 
 // firstUsable returns up to most tools that the session may use.

@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -83,7 +84,7 @@ func (c *catalogue) listTools(defs []tools.Definition, server string) string {
 	if len(usable) == 0 {
 		return c.noServer(server)
 	}
-	slices.SortFunc(usable, func(a, b tools.Definition) int { return strings.Compare(string(a.Name), string(b.Name)) })
+	slices.SortFunc(usable, func(a, b tools.Definition) int { return cmp.Compare(a.Name, b.Name) })
 	lines := []string{fmt.Sprintf("Tools of %s. %s loads one.", server, tools.NameLoadTool)}
 	for _, def := range usable[:min(len(usable), maxListed)] {
 		lines = append(lines, c.describeTool(def))

@@ -165,14 +165,12 @@ func withDefaults(o Options) Options {
 	o.ConfirmTimeout = cmp.Or(o.ConfirmTimeout, DefaultConfirmTimeout)
 	o.Abandon = cmp.Or(o.Abandon, DefaultAbandon)
 	o.Mount = cmp.Or(o.Mount, "/workspace")
+	o.Logger = cmp.Or(o.Logger, zap.NewNop())
 	if o.Scope == nil {
 		o.Scope = nameScope(o.Workspace, o.Mount)
 	}
 	if o.Allow == nil {
 		o.Allow = func(def tools.Definition) bool { return def.EnabledByDefault && !def.RequiresAdmin }
-	}
-	if o.Logger == nil {
-		o.Logger = zap.NewNop()
 	}
 	return o
 }

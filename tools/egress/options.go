@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -131,28 +132,12 @@ func (o Options) withDefaults() (Options, error) {
 	case o.Upstream != nil && (o.Upstream.Scheme != "http" && o.Upstream.Scheme != "https" || o.Upstream.Hostname() == ""):
 		return o, fmt.Errorf("proxy %s: only http and https proxies with a host are used", o.Upstream.Redacted())
 	}
-	if o.Policy == nil {
-		o.Policy = &rule.Policy{}
-	}
-	if o.Guard == nil {
-		guard, err := rule.NewGuard(nil)
-		if err != nil {
-			return o, err
-		}
-		o.Guard = guard
-	}
-	if o.Port == 0 {
-		o.Port = sandbox.DefaultEgressPort
-	}
-	if o.Resolver == nil {
-		o.Resolver = &net.Resolver{PreferGo: true}
-	}
-	if o.Names == nil {
-		o.Names = &Names{}
-	}
-	if o.Numbers == nil {
-		o.Numbers = &atomic.Int64{}
-	}
+	o.Policy = cmp.Or(o.Policy, &rule.Policy{})
+	o.Guard = cmp.Or(o.Guard, &rule.Guard{})
+	o.Port = cmp.Or(o.Port, sandbox.DefaultEgressPort)
+	o.Resolver = cmp.Or(o.Resolver, &net.Resolver{PreferGo: true})
+	o.Names = cmp.Or(o.Names, &Names{})
+	o.Numbers = cmp.Or(o.Numbers, &atomic.Int64{})
 	if o.Opened == nil {
 		o.Opened = func(Opened) error { return nil }
 	}

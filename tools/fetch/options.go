@@ -89,12 +89,8 @@ func (o Options) withDefaults() (Options, error) {
 	o.Timeout = cmp.Or(o.Timeout, DefaultTimeout)
 	o.Idle = cmp.Or(o.Idle, DefaultIdle)
 	o.Agent = cmp.Or(o.Agent, "Caisson")
-	if o.Resolver == nil {
-		o.Resolver = &net.Resolver{PreferGo: true}
-	}
-	if o.Logger == nil {
-		o.Logger = zap.NewNop()
-	}
+	o.Resolver = cmp.Or(o.Resolver, &net.Resolver{PreferGo: true})
+	o.Logger = cmp.Or(o.Logger, zap.NewNop())
 	if o.Denied == nil {
 		o.Denied = func(Denial) error { return nil }
 	}

@@ -1,6 +1,7 @@
 package file
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,10 +41,7 @@ func Factories(o Options) ([]tools.Factory, error) {
 	if o.Reader == nil {
 		return nil, errors.New("make file tools: no reader")
 	}
-	if o.Logger == nil {
-		o.Logger = zap.NewNop()
-	}
-	r := &readers{o.Reader, o.Logger}
+	r := &readers{o.Reader, cmp.Or(o.Logger, zap.NewNop())}
 	all := []tools.Factory{
 		readFactory(o, readFileDefinition(), r.readFile),
 		readFactory(o, listDirDefinition(), r.listDir),

@@ -1,11 +1,11 @@
 package mcp
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"net/http"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -139,7 +139,7 @@ func (s *Set) Tools() []Tool {
 	for _, srv := range s.servers {
 		list = append(list, srv.offeredTools()...)
 	}
-	slices.SortFunc(list, func(a, b Tool) int { return strings.Compare(string(a.Name), string(b.Name)) })
+	slices.SortFunc(list, func(a, b Tool) int { return cmp.Compare(a.Name, b.Name) })
 	return list
 }
 

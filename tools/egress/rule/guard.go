@@ -39,7 +39,7 @@ func HoldsMetadata(network netip.Prefix) bool {
 
 // Guard decides which addresses of a host may be dialled: public ones that are not
 // this machine's, and any that the configuration names for the host. It is safe for
-// concurrent use.
+// concurrent use. The zero value allows no others.
 type Guard struct {
 	private map[string][]netip.Prefix
 }
