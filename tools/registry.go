@@ -184,8 +184,7 @@ func hashDefinition(def Definition) string {
 		schema = doc
 	}
 	text, _ := strictjson.Canonical([]any{def.Name, def.Description, schema}) // it is JSON
-	sum := sha256.Sum256(text)
-	return hex.EncodeToString(sum[:])
+	return fmt.Sprintf("%x", sha256.Sum256(text))
 }
 
 var errSingleton = errors.New("factory gives a singleton")

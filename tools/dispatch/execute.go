@@ -345,6 +345,5 @@ func randomHex(n int) string {
 }
 
 func hashInput(canonical []byte) string {
-	sum := sha256.Sum256(canonical)
-	return hex.EncodeToString(sum[:])
+	return fmt.Sprintf("%x", sha256.Sum256(canonical))
 }

@@ -2,7 +2,6 @@ package fetch
 
 import (
 	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -39,8 +38,7 @@ func (c *cache) get(url string) (Response, bool) {
 		return Response{}, false
 	}
 	body, err := os.ReadFile(filepath.Join(c.dir, res.SHA256))
-	sum := sha256.Sum256(body)
-	if err != nil || hex.EncodeToString(sum[:]) != res.SHA256 {
+	if err != nil || fmt.Sprintf("%x", sha256.Sum256(body)) != res.SHA256 {
 		c.log.Warn("cached response is missing or changed", zap.String("sha256", res.SHA256), zap.Error(err))
 		c.mu.Lock()
 		defer c.mu.Unlock()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"mime"
@@ -298,8 +297,7 @@ func (c *Client) sendRequest(ctx context.Context, t rule.Target) (Response, stri
 	if err != nil {
 		return Response{}, "", err
 	}
-	sum := sha256.Sum256(out.Body)
-	out.SHA256 = hex.EncodeToString(sum[:])
+	out.SHA256 = fmt.Sprintf("%x", sha256.Sum256(out.Body))
 	return out, "", nil
 }
 

@@ -33,8 +33,7 @@ func stateOf(content []byte, exists bool) state {
 	if !exists {
 		return state{sum: absent}
 	}
-	sum := sha256.Sum256(content)
-	return state{exists: true, content: content, sum: hex.EncodeToString(sum[:])}
+	return state{exists: true, content: content, sum: fmt.Sprintf("%x", sha256.Sum256(content))}
 }
 
 // target is what a patch does to one path, whichever sections name it.

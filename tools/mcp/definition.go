@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -167,7 +166,6 @@ func (s *server) newOfferedTool(t *mcp.Tool) (offeredTool, error) {
 	if err != nil {
 		return o, err
 	}
-	sum := sha256.Sum256(canonical)
 	description := t.Description
 	if strings.TrimSpace(description) == "" {
 		description = t.Title
@@ -175,7 +173,7 @@ func (s *server) newOfferedTool(t *mcp.Tool) (offeredTool, error) {
 	if strings.TrimSpace(description) == "" {
 		description = "(The server describes this tool with nothing.)"
 	}
-	o.Tool, o.raw = Tool{Name: name, Hash: hex.EncodeToString(sum[:])}, t.Name
+	o.Tool, o.raw = Tool{Name: name, Hash: fmt.Sprintf("%x", sha256.Sum256(canonical))}, t.Name
 	if _, rest, _ := strings.Cut(string(name), "/"); rest != t.Name {
 		o.Raw = t.Name
 	}

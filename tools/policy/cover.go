@@ -104,8 +104,7 @@ func identifyScript(ctx context.Context, view workspace.View, at string, room in
 	case err != nil:
 		err = fmt.Errorf("identify script: %w", err)
 	case !f.Truncated:
-		sum := sha256.Sum256(f.Data)
-		state = hex.EncodeToString(sum[:])
+		state = fmt.Sprintf("%x", sha256.Sum256(f.Data))
 		used = max(int64(len(f.Data)), 1)
 	}
 	return state, used, err

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -214,8 +213,7 @@ func (f *finder) readSkill(ctx context.Context, r *workspace.Reader, file, dirNa
 	if err != nil {
 		return Skill{}, err
 	}
-	sum := sha256.Sum256(content.Data)
-	return Skill{Document: doc, Bytes: int64(len(content.Data)), SHA256: hex.EncodeToString(sum[:])}, nil
+	return Skill{Document: doc, Bytes: int64(len(content.Data)), SHA256: fmt.Sprintf("%x", sha256.Sum256(content.Data))}, nil
 }
 
 // selectSkills returns the most trusted skill of each name, within the bounds.

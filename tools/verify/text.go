@@ -188,8 +188,7 @@ func (e *engine) checkHash(ctx context.Context, c check) (passed bool, reason st
 	}
 	var got string
 	if c.Target != nil {
-		sum := sha256.Sum256([]byte(*c.Target))
-		got = hex.EncodeToString(sum[:])
+		got = fmt.Sprintf("%x", sha256.Sum256([]byte(*c.Target)))
 	} else {
 		got, reason, err = e.hashFile(ctx, c.Path)
 		if reason != "" || err != nil {

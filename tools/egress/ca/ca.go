@@ -12,7 +12,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/hex"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -102,8 +101,7 @@ func (a *Authority) PEM() []byte {
 
 // SHA256 returns the hash of the certificate's DER encoding in hexadecimal.
 func (a *Authority) SHA256() string {
-	sum := sha256.Sum256(a.cert.Raw)
-	return hex.EncodeToString(sum[:])
+	return fmt.Sprintf("%x", sha256.Sum256(a.cert.Raw))
 }
 
 // Leaf returns the certificate and key for a canonical host name or address. The

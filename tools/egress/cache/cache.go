@@ -18,7 +18,6 @@ package cache
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -173,8 +172,7 @@ func entryKey(url, accept string) string {
 }
 
 func hashText(s string) string {
-	sum := sha256.Sum256([]byte(s))
-	return hex.EncodeToString(sum[:])
+	return fmt.Sprintf("%x", sha256.Sum256([]byte(s)))
 }
 
 func (c *Cache) entryPath(key string) string {
