@@ -269,8 +269,7 @@ func (h *hostConn) Close() error {
 }
 
 // endConn ends the connection and waits until that is reported. The first ending
-// counts. Unless it is EndingDone, a plain TCP connection is
-// reset.
+// counts. Unless that is EndingDone, a plain TCP connection is reset.
 func (h *hostConn) endConn(ending string) {
 	h.mu.Lock()
 	if h.ending != "" {

@@ -19,7 +19,7 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// The default is that of other agents, too.
+// Other agents have the same default.
 const (
 	defaultLines = 2000
 	maxLines     = 1 << 30

@@ -39,7 +39,7 @@ func newSearch(r workspace.View, start string, ignored bool) (*search, error) {
 	return &search{reader: r, start: rel, ignored: ignored}, nil
 }
 
-// searchSummary puts what is searched for before where.
+// searchSummary returns the pattern and, unless it is the workspace, the path.
 func searchSummary(raw json.RawMessage) string {
 	var in struct {
 		Pattern string `json:"pattern"`

@@ -117,8 +117,8 @@ func (l *life) listTools(ctx context.Context) (toolList, error) {
 	return list, nil
 }
 
-// eachPage calls list with the cursor of each page, until there is no other or it
-// is full. If a server never stops paging, cut says how its list was cut off.
+// eachPage calls list with the cursor of each page, until the last page or until list
+// reports that it has enough. If a server never stops paging, cut says how its list was cut off.
 func eachPage(list func(cursor string) (next string, full bool, err error)) (cut string, err error) {
 	cursor, seen := "", map[string]bool{}
 	for range maxPages {

@@ -219,7 +219,8 @@ type guardedBody struct {
 	inner   io.ReadCloser
 	t       *guardTransport
 	release func()
-	// stream is set for events. left is what is left of the bound for other bodies.
+	// stream is set for events. left counts down the bytes that any other body may
+	// still have.
 	stream bool
 	left   int
 	nesting

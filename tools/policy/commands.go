@@ -118,8 +118,8 @@ func isLauncher(word string) bool {
 	return slices.Contains([]string{"cmd", "dlx", "eval", "exec", "foreach", "run", "runner", "shell", "x"}, word)
 }
 
-// mayLaunch reports whether a program may have such a subcommand. Programs with
-// known options have only those of [runnerSubcommands].
+// mayLaunch reports whether a program may have such a subcommand. Programs whose
+// options are known have only the ones in [runnerSubcommands].
 func mayLaunch(program string) bool {
 	return harmlessOptions(program) == "" || slices.Contains([]string{"npm", "pnpm", "yarn"}, program)
 }

@@ -106,8 +106,9 @@ func (s *dangerSearch) searchScript(text string, depth int) {
 	})
 }
 
-// namesDeclared returns the options of a declaration, what it declares that is not an
-// assignment as written, and what references refer to.
+// namesDeclared returns the words of a declaration that are no assignments: options,
+// names and expansions. If it declares references (-n), it adds the names that they
+// refer to.
 func namesDeclared(d *syntax.DeclClause) (words []string) {
 	references := false
 	for _, a := range d.Args {

@@ -43,7 +43,8 @@ func TypedCommands(before, text string) []string {
 	return commands
 }
 
-// TypedBefore returns the before of commands from TypedCommands.
+// TypedBefore returns the argument before of the [TypedCommands] call that returned
+// these commands.
 func TypedBefore(commands []string) string {
 	if len(commands) < 4 { // without before there are two, and perhaps AnyCommand
 		return ""
@@ -115,11 +116,12 @@ func changesInput(text string) bool {
 // commandTables are variables of bash and zsh whose parts say what a word runs.
 var commandTables = []string{"BASH_ALIASES", "BASH_CMDS", "aliases", "galiases", "saliases", "functions", "commands"}
 
-// withoutEscapes makes a text in which a quoted name is whole.
+// withoutEscapes removes quotes and escapes, so that a quoted name becomes whole.
 var withoutEscapes = strings.NewReplacer("\\\n", "", `\`, "", "'", "", `"`, "")
 
-// usesTable reports whether a text has a part of one of the commandTables, however it is
-// used: expansions assign too. The names of bash's alone are those of nothing else.
+// usesTable reports whether a text names an element of one of the commandTables. Any
+// use counts, because expansions assign too. A name of bash's counts even without an
+// element: nothing else has such a name.
 func usesTable(text string) bool {
 	return slices.ContainsFunc(commandTables, func(table string) bool {
 		for rest := text; ; {
@@ -153,8 +155,8 @@ var withoutQuotes = strings.NewReplacer("'", " ", `"`, " ", "`", " ")
 // typedParts returns the ends of each line of a typed text that may be a command:
 // from each word on, because programs have words for "run this", and from each
 // letter of the first word on, because a program may read single keys before a
-// shell reads the rest. Each part is there with quotes and without them. Lines that
-// are any command have no parts.
+// shell reads the rest. Each part comes twice, with quotes and without them. A line
+// that is too long has no parts: it counts as any command.
 func typedParts(text string) (parts []string) {
 	for _, line := range typedLines(text) {
 		if len(line) > maxTypedLine {

@@ -102,7 +102,7 @@ func (r *Capacity) Take(e Entry) {
 
 func (e *Entry) textBytes() int64 { return int64(len(e.Path) + len(e.Target)) }
 
-// cappedAt returns r with each field at most that of most; zero means most.
+// cappedAt returns r with each field capped at the one of most. Zero means that one.
 func (r Capacity) cappedAt(most Capacity) Capacity {
 	return Capacity{Entries: capValue(r.Entries, most.Entries), Bytes: capValue(r.Bytes, most.Bytes)}
 }

@@ -151,10 +151,9 @@ type scanBatch struct {
 
 var batches = sync.Pool{New: func() any { return new(scanBatch) }}
 
-// Scan visits every entry below path, however many there are. It keeps nothing of
-// visited entries. It has no order, follows no symlink even in path's
-// last name, and looks only at names and types. If path is not a directory, it has
-// no entries. The error wraps context.Cause(ctx), or says why path itself can't be
+// Scan visits every entry below path in no order, however many there are. It keeps
+// nothing of visited entries, follows no symlink, not even as path's last name, and
+// looks only at names and types. If path is not a directory, there are no entries. The error wraps context.Cause(ctx), or says why path itself can't be
 // resolved; directories below that can't be read go to Unread.
 func (r *Reader) Scan(ctx context.Context, path string, o ScanOptions) error {
 	rel, e := r.prefixes.relativePath(path)

@@ -47,7 +47,7 @@ type Writer struct {
 	maxRemove int
 }
 
-// NewWriter returns a Writer for dir. If dir is no open directory, every Apply
+// NewWriter returns a Writer for dir. If dir is not an open directory, every Apply
 // fails.
 func NewWriter(dir *os.File, o WriterOptions) *Writer {
 	t, err := newTree(dir)

@@ -210,7 +210,7 @@ func (m *modernizer) rewriteReference(ref string, path []string) string {
 	if err != nil {
 		return "#" + fragment // the library describes the problem
 	}
-	// A part that is no schema by its place would be applied without being counted.
+	// A part that isn't a schema by its place would be applied without being counted.
 	if text = m.renameItems(text); !isSchemaPath(text) {
 		m.addProblem(path, "leads to a part that is no schema by its place; move it to $defs")
 	}

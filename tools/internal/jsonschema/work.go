@@ -21,8 +21,8 @@ const MaxSteps = 200_000
 
 var errMaxSteps = fmt.Errorf("the schema takes more than %d steps to check", MaxSteps)
 
-// maxChain bounds the schemas applied to one value by way of each other, and so the
-// stack: a value has at most as many levels.
+// maxChain bounds a chain of schemas in which each applies the next to the same
+// value, and so the stack. No value nests deeper than that.
 const maxChain = 256
 
 // work counts down the steps of one validation. The library calls it as the format
