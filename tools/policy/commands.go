@@ -69,11 +69,7 @@ func plainWords(command string) ([]string, error) {
 	if safe, _ := tools.Display(command); safe != command {
 		return nil, errors.New("holds a control character, or one that is not visible")
 	}
-	stmt, err := parseSingle(command)
-	if err != nil {
-		return nil, err
-	}
-	return literalWords(stmt)
+	return literalWords(command)
 }
 
 // openProgram returns the program whose arguments follow words, or "" if they would

@@ -54,14 +54,21 @@ func StaticPhrase(command string) (string, error) {
 	return phrase, nil
 }
 
-// parseStatic returns the words of a single plain command, as the parser sees them.
-// Shells agree with it only if every character is visible.
+// parseStatic returns the literal words of a single plain command that runs no other
+// one, as the parser sees them. Shells agree with it only if every character is
+// visible.
 func parseStatic(command string) ([]string, error) {
-	stmt, err := parseSingle(command)
+	words, err := literalWords(command)
 	if err != nil {
 		return nil, err
 	}
-	return staticWords(stmt)
+	if isRunner(words[0]) {
+		return nil, fmt.Errorf("%s runs another command", words[0])
+	}
+	if runner := runnerSubcommand(words); runner != "" {
+		return nil, fmt.Errorf("%s runs another command", runner)
+	}
+	return words, nil
 }
 
 func parseSingle(command string) (*syntax.Stmt, error) {
@@ -75,21 +82,6 @@ func parseSingle(command string) (*syntax.Stmt, error) {
 	return file.Stmts[0], nil
 }
 
-// staticWords returns the literal words of a plain command that runs no other one.
-func staticWords(stmt *syntax.Stmt) ([]string, error) {
-	words, err := literalWords(stmt)
-	if err != nil {
-		return nil, err
-	}
-	if isRunner(words[0]) {
-		return nil, fmt.Errorf("%s runs another command", words[0])
-	}
-	if runner := runnerSubcommand(words); runner != "" {
-		return nil, fmt.Errorf("%s runs another command", runner)
-	}
-	return words, nil
-}
-
 // runnerSubcommand returns the subcommand in words that runs others, or "".
 func runnerSubcommand(words []string) string {
 	for _, runner := range runnerSubcommands() {
@@ -100,8 +92,12 @@ func runnerSubcommand(words []string) string {
 	return ""
 }
 
-// literalWords returns the words of a plain command. All must be literal.
-func literalWords(stmt *syntax.Stmt) ([]string, error) {
+// literalWords returns the words of a single plain command. All must be literal.
+func literalWords(command string) ([]string, error) {
+	stmt, err := parseSingle(command)
+	if err != nil {
+		return nil, err
+	}
 	call, ok := stmt.Cmd.(*syntax.CallExpr)
 	switch {
 	case !ok || len(call.Args) == 0:
