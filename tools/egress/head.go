@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/net/http/httpguts"
+
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
@@ -147,9 +149,5 @@ func (h *head) parseFields(lines []string) error {
 
 func isControl(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }
 
-func isToken(s string) bool {
-	const others = "!#$%&'*+-.^_`|~"
-	return s != "" && !strings.ContainsFunc(s, func(r rune) bool {
-		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune(others, r)
-	})
-}
+// isToken reports whether s is a token, as methods and field names must be.
+func isToken(s string) bool { return httpguts.ValidHeaderFieldName(s) }
