@@ -10,12 +10,14 @@ import (
 	"net/netip"
 	"net/url"
 	"regexp"
+	"strings"
 	"sync"
 	"time"
 	"unicode"
-	"unicode/utf8"
 
 	"golang.org/x/oauth2"
+
+	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
 // Grant is how a token is obtained.
@@ -139,15 +141,11 @@ func (e *shortError) Error() string { return oneLine(e.err.Error()) }
 func (e *shortError) Unwrap() error { return e.err }
 
 func oneLine(text string) string {
-	line := make([]byte, 0, maxTextBytes)
-	for _, r := range text {
-		if len(line) >= maxTextBytes {
-			return string(line) + "…"
+	line := strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
 		}
-		if !unicode.IsPrint(r) {
-			r = ' '
-		}
-		line = utf8.AppendRune(line, r)
-	}
-	return string(line)
+		return ' '
+	}, text)
+	return utf8text.Clip(line, maxTextBytes)
 }
