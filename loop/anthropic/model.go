@@ -59,7 +59,7 @@ func New(o Options) (*Model, error) {
 
 // Info identifies the model in records.
 func (m *Model) Info() loop.ModelInfo {
-	return loop.ModelInfo{Provider: "anthropic", Model: m.options.Model, BaseURL: safeurl.String(m.endpoint.BaseURL), ToolNameBytes: toolNameBytes}
+	return loop.ModelInfo{Provider: "anthropic", Model: m.options.Model, BaseURL: safeurl.String(m.endpoint.BaseURL), ToolNameBytes: modelhttp.ToolNameBytes}
 }
 
 // Close closes idle connections of the model's own HTTP client. Running calls go on.

@@ -3,8 +3,6 @@ package anthropic
 import (
 	"cmp"
 	"encoding/base64"
-	"encoding/json"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -16,9 +14,6 @@ import (
 	"github.com/caisson-run/caisson/loop/internal/modelhttp"
 	"github.com/caisson-run/caisson/tools"
 )
-
-// toolNameBytes bounds tool names, for which the API requires ^[a-zA-Z0-9_-]{1,64}$.
-const toolNameBytes = 64
 
 // buildParams converts a request. Names take the provider's form, and calls its IDs,
 // only here.
@@ -80,18 +75,14 @@ func hasReasoning(m anthropic.MessageParam) bool {
 func buildTools(definitions []tools.Definition) ([]anthropic.ToolUnionParam, error) {
 	var out []anthropic.ToolUnionParam
 	for _, d := range definitions {
-		name, err := d.Name.LLMWithin(toolNameBytes)
+		name, schema, err := modelhttp.OfferTool(d)
 		if err != nil {
-			return nil, fmt.Errorf("offer tool: %w", err)
-		}
-		var schema map[string]any
-		if err := json.Unmarshal(d.InputSchema, &schema); err != nil {
-			return nil, fmt.Errorf("offer tool %s: schema: %w", d.Name, err)
+			return nil, err
 		}
 		dropProperties(schema)
 		delete(schema, "type") // the library writes it
 		out = append(out, anthropic.ToolUnionParam{OfTool: &anthropic.ToolParam{
-			Name: string(name), Description: anthropic.String(d.Description), InputSchema: anthropic.ToolInputSchemaParam{ExtraFields: schema},
+			Name: name, Description: anthropic.String(d.Description), InputSchema: anthropic.ToolInputSchemaParam{ExtraFields: schema},
 		}})
 	}
 	return out, nil
@@ -193,7 +184,7 @@ func (m *Model) buildBlocks(message loop.Message, ids map[string]string) []anthr
 			out = append(out, anthropic.NewThinkingBlock(b.Thinking.Signature, b.Thinking.Text))
 		case b.ToolUse != nil:
 			ids[b.ToolUse.ID] = wireID(*b.ToolUse)
-			out = append(out, anthropic.NewToolUseBlock(ids[b.ToolUse.ID], b.ToolUse.Input, modelhttp.WireName(b.ToolUse.Name, toolNameBytes)))
+			out = append(out, anthropic.NewToolUseBlock(ids[b.ToolUse.ID], b.ToolUse.Input, modelhttp.WireName(b.ToolUse.Name)))
 		case b.ToolResult != nil:
 			out = append(out, resultBlock(*b.ToolResult, cmp.Or(ids[b.ToolResult.ToolUseID], b.ToolResult.ToolUseID)))
 		}
@@ -205,10 +196,7 @@ func (m *Model) buildBlocks(message loop.Message, ids map[string]string) []anthr
 // refuses.
 func wireID(u loop.ToolUse) string {
 	id := u.WireID()
-	valid := func(r rune) bool {
-		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '_' || r == '-'
-	}
-	if strings.ContainsFunc(id, func(r rune) bool { return !valid(r) }) {
+	if strings.ContainsFunc(id, func(r rune) bool { return !modelhttp.IsNameRune(r) }) {
 		return u.ID
 	}
 	return id

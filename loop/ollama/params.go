@@ -10,10 +10,6 @@ import (
 	"github.com/caisson-run/caisson/loop/internal/modelhttp"
 )
 
-// toolNameBytes bounds tool names. Ollama has no bound, but models were trained with
-// names that other providers accept.
-const toolNameBytes = 64
-
 type chatRequest struct {
 	Model    string         `json:"model"`
 	Messages []chatMessage  `json:"messages"`
@@ -59,7 +55,7 @@ type chatTool struct {
 func (m *Model) buildRequest(req loop.Request) (chatRequest, error) {
 	out := chatRequest{Model: m.options.Model, Messages: buildMessages(req.Messages), Stream: m.options.Stream, Options: map[string]any{}}
 	for _, d := range req.Tools {
-		name, err := d.Name.LLMWithin(toolNameBytes)
+		name, err := d.Name.LLMWithin(modelhttp.ToolNameBytes)
 		if err != nil {
 			return out, fmt.Errorf("offer tool: %w", err)
 		}
@@ -126,23 +122,19 @@ func buildMessages(history []loop.Message) []chatMessage {
 
 // buildMessage converts a message without results. It adds its calls' names to names.
 func buildMessage(message loop.Message, names map[string]string) chatMessage {
-	out := chatMessage{Role: string(message.Role)}
-	var texts []string
+	out := chatMessage{Role: string(message.Role), Content: modelhttp.JoinText(message)}
 	for _, b := range message.Blocks {
 		switch {
-		case b.Text != nil:
-			texts = append(texts, b.Text.Text)
 		case b.Thinking != nil:
 			out.Thinking += b.Thinking.Text
 		case b.ToolUse != nil:
-			names[b.ToolUse.ID] = modelhttp.WireName(b.ToolUse.Name, toolNameBytes)
+			names[b.ToolUse.ID] = modelhttp.WireName(b.ToolUse.Name)
 			call := sentCall{ID: b.ToolUse.WireID()}
 			call.Function.Index = len(out.ToolCalls)
 			call.Function.Name, call.Function.Arguments = names[b.ToolUse.ID], b.ToolUse.Input
 			out.ToolCalls = append(out.ToolCalls, call)
 		}
 	}
-	out.Content = strings.Join(texts, "\n")
 	return out
 }
 

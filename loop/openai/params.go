@@ -3,7 +3,6 @@ package openai
 import (
 	"cmp"
 	"encoding/base64"
-	"encoding/json"
 	"fmt"
 	"strings"
 
@@ -13,7 +12,6 @@ import (
 
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/internal/modelhttp"
-	"github.com/caisson-run/caisson/tools"
 )
 
 // buildParams converts a request. Names take the provider's form, and calls its IDs,
@@ -21,11 +19,13 @@ import (
 func (m *Model) buildParams(req loop.Request, q quirks) (openai.ChatCompletionNewParams, error) {
 	p := openai.ChatCompletionNewParams{Model: m.options.Model, Messages: m.buildMessages(req.Messages)}
 	for _, d := range req.Tools {
-		tool, err := toolParam(d)
+		name, schema, err := modelhttp.OfferTool(d)
 		if err != nil {
 			return p, err
 		}
-		p.Tools = append(p.Tools, tool)
+		p.Tools = append(p.Tools, openai.ChatCompletionFunctionTool(shared.FunctionDefinitionParam{
+			Name: name, Description: openai.String(d.Description), Parameters: schema,
+		}))
 	}
 	if m.options.Temperature != nil {
 		p.Temperature = openai.Float(*m.options.Temperature)
@@ -46,23 +46,6 @@ func (m *Model) buildParams(req loop.Request, q quirks) (openai.ChatCompletionNe
 
 func (m *Model) maxTokens(req loop.Request) int64 {
 	return cmp.Or(req.MaxOutputTokens, m.options.MaxOutputTokens)
-}
-
-// toolNameBytes bounds function names (OpenAI's API reference, function.name).
-const toolNameBytes = 64
-
-func toolParam(d tools.Definition) (openai.ChatCompletionToolUnionParam, error) {
-	name, err := d.Name.LLMWithin(toolNameBytes)
-	if err != nil {
-		return openai.ChatCompletionToolUnionParam{}, fmt.Errorf("offer tool: %w", err)
-	}
-	var schema shared.FunctionParameters
-	if err := json.Unmarshal(d.InputSchema, &schema); err != nil {
-		return openai.ChatCompletionToolUnionParam{}, fmt.Errorf("offer tool %s: schema: %w", d.Name, err)
-	}
-	return openai.ChatCompletionFunctionTool(shared.FunctionDefinitionParam{
-		Name: string(name), Description: openai.String(d.Description), Parameters: schema,
-	}), nil
 }
 
 // buildMessages converts the conversation. Tool messages can have only text, so a user
@@ -123,7 +106,7 @@ func (m *Model) assistantMessage(message loop.Message) openai.ChatCompletionMess
 				OfFunction: &openai.ChatCompletionMessageFunctionToolCallParam{
 					ID: b.ToolUse.WireID(),
 					Function: openai.ChatCompletionMessageFunctionToolCallFunctionParam{
-						Name: modelhttp.WireName(b.ToolUse.Name, toolNameBytes), Arguments: string(b.ToolUse.Input),
+						Name: modelhttp.WireName(b.ToolUse.Name), Arguments: string(b.ToolUse.Input),
 					},
 				},
 			})

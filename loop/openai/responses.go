@@ -3,8 +3,6 @@ package openai
 import (
 	"cmp"
 	"encoding/base64"
-	"encoding/json"
-	"fmt"
 	"strings"
 
 	"github.com/openai/openai-go/v3"
@@ -14,7 +12,6 @@ import (
 
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/internal/modelhttp"
-	"github.com/caisson-run/caisson/tools"
 )
 
 // buildResponseParams converts a request to the Responses API. The endpoint keeps
@@ -36,10 +33,14 @@ func (m *Model) buildResponseParams(req loop.Request, q quirks) (responses.Respo
 	}
 	p.Input.OfInputItemList = m.buildItems(req.Messages)
 	for _, d := range req.Tools {
-		tool, err := responseToolParam(d)
+		name, schema, err := modelhttp.OfferTool(d)
 		if err != nil {
 			return p, err
 		}
+		// Turn off strict mode, this API's default, in which every property would have
+		// to be required.
+		tool := responses.ToolParamOfFunction(name, schema, false)
+		tool.OfFunction.Description = openai.String(d.Description)
 		p.Tools = append(p.Tools, tool)
 	}
 	if m.options.Temperature != nil {
@@ -50,22 +51,6 @@ func (m *Model) buildResponseParams(req loop.Request, q quirks) (responses.Respo
 		p.MaxOutputTokens = openai.Int(n)
 	}
 	return p, nil
-}
-
-// responseToolParam converts a tool. It turns off strict mode, this API's default, in
-// which every property would have to be required.
-func responseToolParam(d tools.Definition) (responses.ToolUnionParam, error) {
-	name, err := d.Name.LLMWithin(toolNameBytes)
-	if err != nil {
-		return responses.ToolUnionParam{}, fmt.Errorf("offer tool: %w", err)
-	}
-	var schema map[string]any
-	if err := json.Unmarshal(d.InputSchema, &schema); err != nil {
-		return responses.ToolUnionParam{}, fmt.Errorf("offer tool %s: schema: %w", d.Name, err)
-	}
-	tool := responses.ToolParamOfFunction(string(name), schema, false)
-	tool.OfFunction.Description = openai.String(d.Description)
-	return tool, nil
 }
 
 // buildItems converts the conversation without its system messages.
@@ -116,7 +101,7 @@ func (m *Model) assistantItems(message loop.Message) responses.ResponseInputPara
 			out = append(out, item)
 		case b.ToolUse != nil:
 			out = append(out, responses.ResponseInputItemParamOfFunctionCall(
-				string(b.ToolUse.Input), b.ToolUse.WireID(), modelhttp.WireName(b.ToolUse.Name, toolNameBytes)))
+				string(b.ToolUse.Input), b.ToolUse.WireID(), modelhttp.WireName(b.ToolUse.Name)))
 		}
 	}
 	return out

@@ -69,20 +69,42 @@ func (l *List[T]) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// WireName returns a tool name for the provider. A name that the model made up may not
-// be valid; its invalid characters are replaced, because endpoints refuse conversations
-// with invalid names.
-func WireName(n tools.Name, maxBytes int) string {
-	if wire, err := n.LLMWithin(maxBytes); err == nil {
+// ToolNameBytes bounds tool names. OpenAI (API reference, function.name) and Anthropic
+// require ^[a-zA-Z0-9_-]{1,64}$. Ollama has no bound, but models were trained with names
+// that other providers accept.
+const ToolNameBytes = 64
+
+// IsNameRune reports whether r may be in a tool's name and in a call's ID.
+func IsNameRune(r rune) bool {
+	return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '_' || r == '-'
+}
+
+// OfferTool returns a tool's name and input schema for the provider.
+func OfferTool(d tools.Definition) (name string, schema map[string]any, err error) {
+	wire, err := d.Name.LLMWithin(ToolNameBytes)
+	if err != nil {
+		return "", nil, fmt.Errorf("offer tool: %w", err)
+	}
+	if err := json.Unmarshal(d.InputSchema, &schema); err != nil {
+		return "", nil, fmt.Errorf("offer tool %s: schema: %w", d.Name, err)
+	}
+	return string(wire), schema, nil
+}
+
+// WireName returns a called tool's name for the provider. A name that the model made up
+// may not be valid; its invalid characters are replaced, because endpoints refuse
+// conversations with invalid names.
+func WireName(n tools.Name) string {
+	if wire, err := n.LLMWithin(ToolNameBytes); err == nil {
 		return string(wire)
 	}
 	clean := strings.Map(func(r rune) rune {
-		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '_' || r == '-' {
+		if IsNameRune(r) {
 			return r
 		}
 		return '_'
 	}, string(n))
-	return cmp.Or(clean[:min(len(clean), maxBytes)], "unknown")
+	return cmp.Or(clean[:min(len(clean), ToolNameBytes)], "unknown")
 }
 
 // JoinText joins a message's text blocks by newlines.
