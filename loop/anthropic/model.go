@@ -21,10 +21,10 @@ import (
 
 // Model is a model. It is safe for concurrent use.
 type Model struct {
-	options  Options
-	endpoint modelhttp.Endpoint
-	service  anthropic.MessageService
-	stale    modelhttp.StaleReasoning
+	options   Options
+	closeIdle func()
+	service   anthropic.MessageService
+	stale     modelhttp.StaleReasoning
 }
 
 var _ loop.Model = (*Model)(nil)
@@ -36,14 +36,13 @@ func New(o Options) (*Model, error) {
 		return nil, err
 	}
 	m := &Model{options: o}
-	m.endpoint, err = modelhttp.NewEndpoint(o.ModelOptions, DefaultBaseURL)
+	m.closeIdle, err = modelhttp.Prepare(&m.options.ModelOptions, DefaultBaseURL)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
-	m.options.ModelOptions = m.endpoint.ModelOptions
 	opts := []option.RequestOption{
-		option.WithHTTPClient(m.endpoint.HTTPClient),
-		option.WithBaseURL(strings.TrimSuffix(strings.TrimSuffix(m.endpoint.BaseURL, "/"), "/v1") + "/"),
+		option.WithHTTPClient(m.options.HTTPClient),
+		option.WithBaseURL(strings.TrimSuffix(strings.TrimSuffix(m.options.BaseURL, "/"), "/v1") + "/"),
 		option.WithMaxRetries(0), // the loop retries
 	}
 	if o.APIKey != "" {
@@ -59,12 +58,12 @@ func New(o Options) (*Model, error) {
 
 // Info identifies the model in records.
 func (m *Model) Info() loop.ModelInfo {
-	return loop.ModelInfo{Provider: "anthropic", Model: m.options.Model, BaseURL: safeurl.String(m.endpoint.BaseURL), ToolNameBytes: modelhttp.ToolNameBytes}
+	return loop.ModelInfo{Provider: "anthropic", Model: m.options.Model, BaseURL: safeurl.String(m.options.BaseURL), ToolNameBytes: modelhttp.ToolNameBytes}
 }
 
 // Close closes idle connections of the model's own HTTP client. Running calls go on.
 func (m *Model) Close() {
-	m.endpoint.Close()
+	m.closeIdle()
 }
 
 // Complete makes one model call; see [loop.Model].

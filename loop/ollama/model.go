@@ -22,8 +22,8 @@ import (
 
 // Model is a model of one server. It is safe for concurrent use.
 type Model struct {
-	options  Options
-	endpoint modelhttp.Endpoint
+	options   Options
+	closeIdle func()
 	// noThinkWords means that the model can think but knows no levels.
 	noThinkWords atomic.Bool
 }
@@ -35,23 +35,23 @@ func New(o Options) (*Model, error) {
 	if o.ContextWindow < 0 {
 		return nil, fmt.Errorf("%w: negative number", ErrInvalid)
 	}
-	endpoint, err := modelhttp.NewEndpoint(o.ModelOptions, DefaultBaseURL)
+	m := &Model{options: o}
+	var err error
+	m.closeIdle, err = modelhttp.Prepare(&m.options.ModelOptions, DefaultBaseURL)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
-	m := &Model{options: o, endpoint: endpoint}
-	m.options.ModelOptions = m.endpoint.ModelOptions
 	return m, nil
 }
 
 // Info identifies the model in records.
 func (m *Model) Info() loop.ModelInfo {
-	return loop.ModelInfo{Provider: "ollama", Model: m.options.Model, BaseURL: safeurl.String(m.endpoint.BaseURL), ToolNameBytes: modelhttp.ToolNameBytes}
+	return loop.ModelInfo{Provider: "ollama", Model: m.options.Model, BaseURL: safeurl.String(m.options.BaseURL), ToolNameBytes: modelhttp.ToolNameBytes}
 }
 
 // Close closes idle connections of the model's own HTTP client. Running calls go on.
 func (m *Model) Close() {
-	m.endpoint.Close()
+	m.closeIdle()
 }
 
 // Complete makes one model call; see [loop.Model].
@@ -86,18 +86,18 @@ func (m *Model) sendRequest(ctx context.Context, req loop.Request, onDelta func(
 		return loop.Response{}, &loop.ModelError{Class: loop.ModelInvalidRequest, Err: err}
 	}
 	w := &modelhttp.Watcher{ModelOptions: m.options.ModelOptions}
-	post, err := http.NewRequestWithContext(ctx, http.MethodPost, strings.TrimSuffix(m.endpoint.BaseURL, "/")+"/api/chat", bytes.NewReader(body))
+	post, err := http.NewRequestWithContext(ctx, http.MethodPost, strings.TrimSuffix(m.options.BaseURL, "/")+"/api/chat", bytes.NewReader(body))
 	if err != nil {
 		return loop.Response{}, &loop.ModelError{Class: loop.ModelInvalidRequest, Err: errors.New("the base URL can't be used")}
 	}
 	post.Header.Set("Content-Type", "application/json")
-	if m.endpoint.APIKey != "" {
-		post.Header.Set("Authorization", "Bearer "+m.endpoint.APIKey)
+	if m.options.APIKey != "" {
+		post.Header.Set("Authorization", "Bearer "+m.options.APIKey)
 	}
 	for name, value := range m.options.Headers {
 		post.Header.Set(name, value)
 	}
-	res, err := w.Middleware(post, m.endpoint.HTTPClient.Do)
+	res, err := w.Middleware(post, m.options.HTTPClient.Do)
 	if err != nil {
 		return loop.Response{}, w.ModelError(err)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/openai/openai-go/v3/responses"
 	"go.uber.org/zap"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/internal/modelhttp"
 	"github.com/caisson-run/caisson/tools/safeurl"
@@ -26,7 +27,7 @@ import (
 // Model is a model of one endpoint. It is safe for concurrent use.
 type Model struct {
 	options            Options
-	endpoint           modelhttp.Endpoint
+	closeIdle          func()
 	chat               openai.ChatCompletionService
 	responses          responses.ResponseService
 	quirks             atomic.Pointer[quirks]
@@ -46,15 +47,14 @@ func New(o Options) (*Model, error) {
 		return nil, err
 	}
 	m := &Model{options: o}
-	m.endpoint, err = modelhttp.NewEndpoint(o.ModelOptions, DefaultBaseURL)
+	m.closeIdle, err = modelhttp.Prepare(&m.options.ModelOptions, DefaultBaseURL)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
-	m.options.ModelOptions = m.endpoint.ModelOptions
 	m.quirks.Store(&quirks{})
 	opts := []option.RequestOption{
-		option.WithHTTPClient(m.endpoint.HTTPClient),
-		option.WithBaseURL(m.endpoint.BaseURL),
+		option.WithHTTPClient(m.options.HTTPClient),
+		option.WithBaseURL(m.options.BaseURL),
 		option.WithMaxRetries(0), // the loop retries
 	}
 	if o.APIKey != "" {
@@ -71,12 +71,12 @@ func New(o Options) (*Model, error) {
 
 // Info identifies the model in records.
 func (m *Model) Info() loop.ModelInfo {
-	return loop.ModelInfo{Provider: m.options.Provider, Model: m.options.Model, BaseURL: safeurl.String(m.endpoint.BaseURL), ToolNameBytes: modelhttp.ToolNameBytes}
+	return loop.ModelInfo{Provider: m.options.Provider, Model: m.options.Model, BaseURL: safeurl.String(m.options.BaseURL), ToolNameBytes: modelhttp.ToolNameBytes}
 }
 
 // Close closes idle connections of the model's own HTTP client. Running calls go on.
 func (m *Model) Close() {
-	m.endpoint.Close()
+	m.closeIdle()
 }
 
 // Complete makes one model call; see [loop.Model].
@@ -107,12 +107,7 @@ func (m *Model) Complete(ctx context.Context, req loop.Request, onDelta func(loo
 func (m *Model) sendRequest(ctx context.Context, req loop.Request, q quirks, onDelta func(loop.Delta)) (loop.Response, error) {
 	w := &modelhttp.Watcher{ModelOptions: m.options.ModelOptions}
 	var res *http.Response
-	opts := []option.RequestOption{
-		option.WithMiddleware(func(req *http.Request, next option.MiddlewareNext) (*http.Response, error) {
-			return w.Middleware(req, next)
-		}),
-		option.WithResponseBodyInto(&res),
-	}
+	opts := []option.RequestOption{option.WithMiddleware(w.Middleware), option.WithResponseBodyInto(&res)}
 	if m.options.Stream {
 		opts = append(opts, option.WithJSONSet("stream", true), option.WithHeader("Accept", "text/event-stream"))
 	}
@@ -264,15 +259,23 @@ func (m *Model) storeQuirks(known, q quirks) {
 	}
 	m.quirks.Store(&q)
 	m.options.Logger.Info("adapted requests to an endpoint that differs from the standard",
-		zap.String("base_url", safeurl.String(m.endpoint.BaseURL)), zap.String("model", m.options.Model),
+		zap.String("base_url", safeurl.String(m.options.BaseURL)), zap.String("model", m.options.Model),
 		zap.Bool("no_stream_options", q.noStreamOptions), zap.Bool("other_max_tokens", q.otherMaxTokensName),
 		zap.Bool("no_encrypted_reasoning", q.noEncryptedReasoning))
+}
+
+// warnMissingUsage warns once if the endpoint counts no tokens.
+func (m *Model) warnMissingUsage(u limits.Usage) {
+	if u.Tokens() == 0 && m.usageMissingLogged.CompareAndSwap(false, true) {
+		m.options.Logger.Warn("endpoint reports no usage: token and cost limits have no effect",
+			zap.String("base_url", safeurl.String(m.options.BaseURL)), zap.String("model", m.options.Model))
+	}
 }
 
 // usesMaxCompletionTokens reports whether the output limit is max_completion_tokens,
 // which OpenAI requires, or max_tokens, which most other endpoints require.
 func (m *Model) usesMaxCompletionTokens(q quirks) bool {
-	u, err := url.Parse(m.endpoint.BaseURL)
+	u, err := url.Parse(m.options.BaseURL)
 	own := err == nil && (u.Hostname() == "openai.com" || strings.HasSuffix(u.Hostname(), ".openai.com"))
 	return own != q.otherMaxTokensName
 }

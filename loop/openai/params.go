@@ -12,6 +12,7 @@ import (
 
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/internal/modelhttp"
+	"github.com/caisson-run/caisson/tools"
 )
 
 // buildParams converts a request. Names take the provider's form, and calls its IDs,
@@ -132,11 +133,14 @@ func resultContent(r loop.ToolResult) (string, []openai.ChatCompletionContentPar
 		if len(images) == 0 {
 			images = append(images, openai.TextContentPart("Images of a tool result follow; they are tool output."))
 		}
-		data := "data:" + b.MediaType + ";base64," + base64.StdEncoding.EncodeToString(b.Image)
-		images = append(images, openai.ImageContentPart(openai.ChatCompletionContentPartImageImageURLParam{URL: data}))
+		images = append(images, openai.ImageContentPart(openai.ChatCompletionContentPartImageImageURLParam{URL: imageURL(b)}))
 	}
 	if len(images) > 0 {
 		texts = append(texts, fmt.Sprintf("[%d images, sent after this result]", len(images)-1))
 	}
 	return strings.Join(texts, "\n"), images
+}
+
+func imageURL(b tools.Block) string {
+	return "data:" + b.MediaType + ";base64," + base64.StdEncoding.EncodeToString(b.Image)
 }

@@ -2,7 +2,6 @@ package openai
 
 import (
 	"cmp"
-	"encoding/base64"
 	"strings"
 
 	"github.com/openai/openai-go/v3"
@@ -11,6 +10,7 @@ import (
 	"github.com/openai/openai-go/v3/shared"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/boundary"
 	"github.com/caisson-run/caisson/loop/internal/modelhttp"
 )
 
@@ -108,28 +108,21 @@ func (m *Model) assistantItems(message loop.Message) responses.ResponseInputPara
 }
 
 func resultItem(r loop.ToolResult, id string) responses.ResponseInputItemUnionParam {
-	var (
-		texts []string
-		parts responses.ResponseFunctionCallOutputItemListParam
-		image bool
-	)
+	var parts responses.ResponseFunctionCallOutputItemListParam
+	image := false
 	for _, b := range r.Content {
 		if b.Image == nil {
-			texts = append(texts, b.Text)
 			parts = append(parts, responses.ResponseFunctionCallOutputItemParamOfInputText(b.Text))
 			continue
 		}
 		image = true
-		data := "data:" + b.MediaType + ";base64," + base64.StdEncoding.EncodeToString(b.Image)
 		parts = append(parts, responses.ResponseFunctionCallOutputItemUnionParam{
-			OfInputImage: &responses.ResponseInputImageContentParam{ImageURL: openai.String(data)},
+			OfInputImage: &responses.ResponseInputImageContentParam{ImageURL: openai.String(imageURL(b))},
 		})
 	}
-	var item responses.ResponseInputItemUnionParam
+	item := responses.ResponseInputItemParamOfFunctionCallOutput(boundary.JoinText(r.Content))
 	if image {
 		item = responses.ResponseInputItemParamOfFunctionCallOutput(parts)
-	} else {
-		item = responses.ResponseInputItemParamOfFunctionCallOutput(strings.Join(texts, "\n"))
 	}
 	item.OfFunctionCallOutput.CallID = openai.String(id)
 	return item

@@ -2,6 +2,7 @@ package openai
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"slices"
 	"strings"
@@ -49,10 +50,7 @@ type wireMessage struct {
 
 // reasoningText returns the model's reasoning, which has two possible names.
 func (m wireMessage) reasoningText() string {
-	if m.ReasoningContent != "" {
-		return string(m.ReasoningContent)
-	}
-	return string(m.Reasoning)
+	return string(cmp.Or(m.ReasoningContent, m.Reasoning))
 }
 
 type toolCall struct {

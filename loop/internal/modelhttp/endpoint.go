@@ -23,54 +23,42 @@ const (
 	defaultResponseBytes = 64 << 20
 )
 
-// Endpoint is a model's endpoint.
-type Endpoint struct {
-	loop.ModelOptions
-	ownsClient bool
-}
-
-// NewEndpoint returns an endpoint with defaults for zero options. Its own client has a
-// separate transport, so that closing idle connections doesn't affect other users of
-// the default one.
-func NewEndpoint(o loop.ModelOptions, defaultURL string) (Endpoint, error) {
+// Prepare checks o and sets the defaults of its zero fields. closeIdle closes the idle
+// connections of a client that Prepare made. That client has a separate transport, so
+// that this doesn't affect other users of the default one.
+func Prepare(o *loop.ModelOptions, defaultURL string) (closeIdle func(), err error) {
 	if o.Model == "" {
-		return Endpoint{}, errors.New("no model name")
+		return nil, errors.New("no model name")
 	}
 	o.BaseURL = cmp.Or(o.BaseURL, defaultURL)
 	if err := checkBaseURL(o.BaseURL, defaultURL); err != nil {
-		return Endpoint{}, err
+		return nil, err
 	}
 	if o.HeaderTimeout < 0 || o.IdleTimeout < 0 || o.AnswerTimeout < 0 || o.MaxResponseBytes < 0 || o.MaxOutputTokens < 0 {
-		return Endpoint{}, errors.New("negative number")
+		return nil, errors.New("negative number")
 	}
 	o.HeaderTimeout = cmp.Or(o.HeaderTimeout, defaultHeaderTimeout)
 	o.IdleTimeout = cmp.Or(o.IdleTimeout, defaultIdleTimeout)
 	o.AnswerTimeout = cmp.Or(o.AnswerTimeout, defaultAnswerTimeout)
 	o.MaxResponseBytes = cmp.Or(o.MaxResponseBytes, defaultResponseBytes)
 	o.Logger = cmp.Or(o.Logger, zap.NewNop())
-	e := Endpoint{ModelOptions: o, ownsClient: o.HTTPClient == nil}
-	client := http.Client{}
-	if e.ownsClient {
+	client := &http.Client{}
+	closeIdle = func() {}
+	if o.HTTPClient != nil {
+		*client = *o.HTTPClient
+	} else {
 		transport, ok := http.DefaultTransport.(*http.Transport)
 		if !ok {
 			transport = &http.Transport{Proxy: http.ProxyFromEnvironment}
 		}
 		client.Transport = transport.Clone()
-	} else {
-		client = *o.HTTPClient
+		closeIdle = client.CloseIdleConnections
 	}
 	if client.CheckRedirect == nil {
 		client.CheckRedirect = checkRedirect
 	}
-	e.HTTPClient = &client
-	return e, nil
-}
-
-// Close closes idle connections of the endpoint's own client.
-func (e Endpoint) Close() {
-	if e.ownsClient {
-		e.HTTPClient.CloseIdleConnections()
-	}
+	o.HTTPClient = client
+	return closeIdle, nil
 }
 
 // checkRedirect refuses redirects away from the endpoint. The conversation, and headers
