@@ -153,7 +153,7 @@ func (t *turn) checkSpent() *ending {
 		return &ending{reason: StopTraceUnwritable, err: t.emitErr}
 	}
 	if e := t.meter.Exceeded(limits.StepClosing, time.Since(t.started)); e != nil {
-		return &ending{reason: StopLimit, limit: e, truncated: true}
+		return new(endingForLimit(e))
 	}
 	return nil
 }

@@ -84,16 +84,16 @@ func nextStep(history []Message, s state) step {
 		return decideCalls(pending, s)
 	}
 	if s.closing != nil {
-		return step{action: actEnd, ending: *s.closing}
+		return endStep(*s.closing)
 	}
 	if s.callsOnly && s.refusedBy != nil {
-		return step{action: actEnd, ending: ending{reason: StopLimit, limit: s.refusedBy, truncated: true}}
+		return endStep(endingForLimit(s.refusedBy))
 	}
 	if s.callsOnly {
-		return step{action: actEnd, ending: ending{reason: StopAnswered}}
+		return endStep(ending{reason: StopAnswered})
 	}
 	if s.truncated && s.lowered != nil && (s.emptyAnswer || history[len(history)-1].Role == RoleAssistant) {
-		return step{action: actEnd, ending: ending{reason: StopLimit, limit: s.lowered, truncated: true}}
+		return endStep(endingForLimit(s.lowered))
 	}
 	if s.emptyAnswer {
 		return decideEmpty(s)
@@ -101,7 +101,7 @@ func nextStep(history []Message, s state) step {
 	if history[len(history)-1].Role == RoleAssistant {
 		// The provider's finish reason doesn't matter: an answer without calls ends the
 		// turn.
-		return step{action: actEnd, ending: ending{reason: StopAnswered, truncated: s.truncated}}
+		return endStep(ending{reason: StopAnswered, truncated: s.truncated})
 	}
 	if s.unoffered {
 		return decideUnoffered(history, s)
@@ -113,9 +113,9 @@ func nextStep(history []Message, s state) step {
 // Asking again would not help, so the last text is the answer.
 func decideUnoffered(history []Message, s state) step {
 	if lastText(history[s.turnStart:]) == "" {
-		return step{action: actEnd, ending: ending{reason: StopProviderFailed, err: errCallsWithoutTools}}
+		return endStep(ending{reason: StopProviderFailed, err: errCallsWithoutTools})
 	}
-	return step{action: actEnd, ending: ending{reason: StopAnswered, truncated: s.truncated}}
+	return endStep(ending{reason: StopAnswered, truncated: s.truncated})
 }
 
 func decideCalls(pending []ToolUse, s state) step {
@@ -143,23 +143,23 @@ const topicEmpty = "empty"
 // decideEmpty handles an empty answer: it nudges once, then ends the turn.
 func decideEmpty(s state) step {
 	if s.nudged[topicEmpty] {
-		return step{action: actEnd, ending: ending{reason: StopProviderFailed, truncated: s.truncated, err: errEmptyAnswer}}
+		return endStep(ending{reason: StopProviderFailed, truncated: s.truncated, err: errEmptyAnswer})
 	}
 	if e := s.meter.Exceeded(limits.StepRound, s.elapsed); e != nil {
-		return step{action: actEnd, ending: ending{reason: StopLimit, limit: e, truncated: true}}
+		return endStep(endingForLimit(e))
 	}
 	return step{action: actNudge, message: nudgeEmpty, topic: topicEmpty}
 }
 
 func decideRound(history []Message, s state) step {
 	if e := s.meter.Exceeded(limits.StepClosing, s.elapsed); e != nil {
-		return step{action: actEnd, ending: ending{reason: StopLimit, limit: e, truncated: true}}
+		return endStep(endingForLimit(e))
 	}
 	if s.refusedBy != nil {
-		return closingStep(ending{reason: StopLimit, limit: s.refusedBy, truncated: true})
+		return closingStep(endingForLimit(s.refusedBy))
 	}
 	if e := s.meter.Exceeded(limits.StepRound, s.elapsed); e != nil {
-		return closingStep(ending{reason: StopLimit, limit: e, truncated: true})
+		return closingStep(endingForLimit(e))
 	}
 	if topic, stuck := findRepetition(history[s.turnStart:], s.callHashes); stuck {
 		if s.nudged[topic] {
@@ -169,6 +169,8 @@ func decideRound(history []Message, s state) step {
 	}
 	return step{action: actCallModel}
 }
+
+func endStep(e ending) step { return step{action: actEnd, ending: e} }
 
 func closingStep(e ending) step {
 	message := boundary.Text(closeStuck)

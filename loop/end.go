@@ -32,6 +32,10 @@ func endingForCause(cause error) ending {
 	return ending{reason: reason, err: cause}
 }
 
+func endingForLimit(e *limits.ExceededError) ending {
+	return ending{reason: StopLimit, limit: e, truncated: true}
+}
+
 // endingForModelError returns the ending for a model's failure. used is the number of
 // tokens of the last call, and window the context window, or 0 if unknown.
 func endingForModelError(err error, used, window int64) ending {

@@ -60,7 +60,7 @@ func (s *state) restoreState(history []Message) {
 			s.closing = &ending{reason: StopStuck, truncated: true, err: errStuck}
 		case strings.HasPrefix(text, closeLimitPrefix):
 			if e := s.reachedLimit(); e != nil {
-				s.closing = &ending{reason: StopLimit, limit: e, truncated: true}
+				s.closing = new(endingForLimit(e))
 			}
 		}
 	}

@@ -1,6 +1,7 @@
 package loop
 
 import (
+	"cmp"
 	"encoding/json"
 	"slices"
 	"strings"
@@ -98,12 +99,7 @@ type ToolUse struct {
 }
 
 // WireID returns the call's ID for providers: ProviderID if set, otherwise ID.
-func (u ToolUse) WireID() string {
-	if u.ProviderID != "" {
-		return u.ProviderID
-	}
-	return u.ID
-}
+func (u ToolUse) WireID() string { return cmp.Or(u.ProviderID, u.ID) }
 
 // WireIDs maps each tool call's ID to its [ToolUse.WireID]. Adapters use it to name the
 // call that a result answers.

@@ -1,6 +1,7 @@
 package loop
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -66,7 +67,7 @@ func (t *turn) reserveRequest(ctx context.Context, c *pendingCall) *ending {
 	demand := t.profile.makeDemand(t.counted.estimateInput(c.messages, c.offered, info.String()))
 	fit, lowered, refused := t.meter.Reserve(demand)
 	if refused != nil {
-		return &ending{reason: StopLimit, limit: refused, truncated: true, err: refused}
+		return new(endingForCause(refused))
 	}
 	c.reservation = reservation{demand: fit, maxOutput: fit.Output, lowered: lowered}
 	if t.Ledger == nil {
@@ -76,11 +77,8 @@ func (t *turn) reserveRequest(ctx context.Context, c *pendingCall) *ending {
 	if err != nil {
 		return endingForLedger(ctx, t.log, err)
 	}
-	c.reservation.demand = entry.Demand
-	c.reservation.maxOutput = entry.Demand.Output
-	c.reservation.settle = entry.Settle
-	if entry.Lowered != nil {
-		c.reservation.lowered = entry.Lowered
+	c.reservation = reservation{
+		demand: entry.Demand, maxOutput: entry.Demand.Output, lowered: cmp.Or(entry.Lowered, lowered), settle: entry.Settle,
 	}
 	for _, w := range entry.Warnings {
 		t.emit(newBudgetWarning(w))
@@ -118,8 +116,8 @@ func (t *turn) settleRequest(c *pendingCall, resp Response, used *limits.Usage) 
 }
 
 func endingForLedger(ctx context.Context, log *zap.Logger, err error) *ending {
-	if e, ok := errors.AsType[*limits.ExceededError](err); ok {
-		return &ending{reason: StopLimit, limit: e, truncated: true, err: err}
+	if _, ok := errors.AsType[*limits.ExceededError](err); ok {
+		return new(endingForCause(err))
 	}
 	if ctx.Err() != nil {
 		return new(endingForCause(context.Cause(ctx)))
