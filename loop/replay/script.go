@@ -54,7 +54,7 @@ const scriptVersion = 1
 // parseScript parses a script. Errors start with line and column.
 func parseScript(data []byte) (recording, error) {
 	var s script
-	decoder := yaml.NewDecoder(bytes.NewReader(bytes.TrimPrefix(data, []byte("\ufeff"))), yaml.Strict())
+	decoder := yaml.NewDecoder(bytes.NewReader(data), yaml.Strict())
 	if err := decoder.Decode(&s); err != nil {
 		if errors.Is(err, io.EOF) {
 			return recording{}, errors.New("1:1: the script is empty")

@@ -1,7 +1,6 @@
 package worker
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -109,8 +108,7 @@ func parseEnvelope(a Answer) *Envelope {
 		return nil
 	}
 	var e Envelope
-	d := json.NewDecoder(bytes.NewReader([]byte(a.Answer)))
-	if d.Decode(&e) != nil {
+	if json.Unmarshal([]byte(a.Answer), &e) != nil {
 		return nil
 	}
 	return &e

@@ -156,7 +156,7 @@ func (g *gateway) receiveEvent(e dispatch.Event) error {
 func (g *gateway) callTool(ctx context.Context, call tools.Call) (outcome, error) {
 	if _, ok := g.set.accepted[string(call.Name)]; !ok {
 		return outcome{status: CallRefused, refusal: refusal{
-			Tool: string(call.Name), Reason: "a worker can't call this tool", OperatorHint: "The tools are: " + strings.Join(sortedNames(g.set.accepted), ", ") + ".",
+			Reason: "a worker can't call this tool", OperatorHint: "The tools are: " + strings.Join(sortedNames(g.set.accepted), ", ") + ".",
 		}}, nil
 	}
 	g.problems = nil
@@ -170,9 +170,9 @@ func (g *gateway) callTool(ctx context.Context, call tools.Call) (outcome, error
 	case tools.ErrorValidation:
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		return outcome{status: CallRefused, refusal: refusal{Tool: string(call.Name), Reason: "the arguments do not fit the tool's schema", SchemaError: strings.Join(g.problems, "; ")}}, nil
+		return outcome{status: CallRefused, refusal: refusal{Reason: "the arguments do not fit the tool's schema", SchemaError: strings.Join(g.problems, "; ")}}, nil
 	case tools.ErrorPermissionDenied, tools.ErrorUserDenied, tools.ErrorConfirmationTimeout, tools.ErrorNotFound:
-		return outcome{status: CallRefused, refusal: refusal{Tool: string(call.Name), Reason: text}}, nil
+		return outcome{status: CallRefused, refusal: refusal{Reason: text}}, nil
 	}
 	return outcome{status: CallOK, text: text}, nil
 }
@@ -208,6 +208,7 @@ type outcome struct {
 	refusal refusal
 }
 
+// refusal is a refused call's result. formatResult sets Refused and Tool.
 type refusal struct {
 	Refused      bool   `json:"refused"`
 	Tool         string `json:"tool"`
