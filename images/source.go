@@ -2,6 +2,7 @@ package images
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"time"
 )
@@ -153,4 +154,13 @@ type Account struct {
 	Name     string // letters, digits, - and _
 	UID, GID int
 	Home     string // absolute in the container
+}
+
+// AccountLines returns the accounts' lines for /etc/passwd and /etc/group.
+func AccountLines(accounts []Account) (passwd, group []byte) {
+	for _, a := range accounts {
+		passwd = fmt.Appendf(passwd, "%s:x:%d:%d:%s:%s:/bin/sh\n", a.Name, a.UID, a.GID, a.Name, a.Home)
+		group = fmt.Appendf(group, "%s:x:%d:\n", a.Name, a.GID)
+	}
+	return passwd, group
 }

@@ -79,10 +79,7 @@ func Check(text []byte) error {
 	}
 	instructions, err := checkInstructions(string(text))
 	for _, text := range slices.Concat(instructions[:]...) {
-		word, rest := cutWord(text)
-		for word == "ONBUILD" {
-			word, rest = cutWord(rest)
-		}
+		word, rest := cutInstruction(text)
 		switch {
 		case err != nil:
 		case word == "RUN" && strings.HasPrefix(rest, "--") && !plainRun().MatchString(rest):
@@ -244,6 +241,16 @@ func splitInstructions(lines []string, doubled bool, begins []bool) []string {
 	return out
 }
 
+// cutInstruction returns an instruction's word in upper case, and the rest. For
+// ONBUILD, it returns those of the trigger.
+func cutInstruction(text string) (word, rest string) {
+	word, rest = cutWord(text)
+	for word == "ONBUILD" {
+		word, rest = cutWord(rest)
+	}
+	return word, rest
+}
+
 func cutWord(text string) (word, rest string) {
 	text = strings.TrimSpace(text)
 	end := strings.IndexFunc(text, func(r rune) bool { return strings.ContainsRune(" \t\v\f\r", r) })
@@ -261,10 +268,7 @@ var plainAdd = sync.OnceValue(func() *regexp.Regexp {
 // checkInstruction returns a [*URLError] if an instruction may add a URL. Some
 // engines clone what begins with github.com/.
 func checkInstruction(text string) error {
-	word, rest := cutWord(text)
-	for word == "ONBUILD" {
-		word, rest = cutWord(rest)
-	}
+	word, rest := cutInstruction(text)
 	if word == "ADD" && (!plainAdd().MatchString(rest) || strings.Contains(strings.ToLower(rest), "github.com/")) {
 		return &URLError{"ADD " + rest}
 	}
@@ -281,10 +285,7 @@ var (
 func (f *File) readStages(instructions []string, platform string) error {
 	args, stages := map[string]string{}, []string{}
 	for _, text := range instructions {
-		word, rest := cutWord(text)
-		for word == "ONBUILD" {
-			word, rest = cutWord(rest)
-		}
+		word, rest := cutInstruction(text)
 		switch word {
 		case "RUN":
 			f.Runs = true

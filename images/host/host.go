@@ -248,14 +248,10 @@ func escapeGlob(p string) string {
 // accountFiles returns the synthetic files in /etc: root, the accounts and
 // nobody, without passwords or any of the host's users and names.
 func accountFiles(accounts []images.Account) []images.File {
-	users, groups := []byte("root:x:0:0:root:/root:/usr/sbin/nologin\n"), []byte("root:x:0:\n")
-	for _, a := range accounts {
-		users = fmt.Appendf(users, "%s:x:%d:%d:%s:%s:/bin/sh\n", a.Name, a.UID, a.GID, a.Name, a.Home)
-		groups = fmt.Appendf(groups, "%s:x:%d:\n", a.Name, a.GID)
-	}
+	passwd, group := images.AccountLines(accounts)
 	return []images.File{
-		{Path: "/etc/passwd", Content: append(users, "nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n"...)},
-		{Path: "/etc/group", Content: append(groups, "nogroup:x:65534:\n"...)},
+		{Path: "/etc/passwd", Content: fmt.Appendf(nil, "root:x:0:0:root:/root:/usr/sbin/nologin\n%snobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n", passwd)},
+		{Path: "/etc/group", Content: fmt.Appendf(nil, "root:x:0:\n%snogroup:x:65534:\n", group)},
 		{Path: "/etc/hosts", Content: []byte(images.Hosts)},
 		{Path: "/etc/hostname", Content: []byte(images.Hostname + "\n")},
 	}

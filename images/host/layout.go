@@ -1,14 +1,13 @@
 package host
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"path"
 	"slices"
 	"strings"
 
 	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/images/internal/digest"
 )
 
 // DefaultUID and DefaultGID are the commands' default identity in account
@@ -73,8 +72,7 @@ func sealLayout(r *images.RootFS, versions []string) error {
 	if err != nil {
 		return err
 	}
-	sum := sha256.Sum256(data)
-	r.Digest = "sha256:" + hex.EncodeToString(sum[:])
+	r.Digest = digest.Of(data)
 	return nil
 }
 

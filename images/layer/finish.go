@@ -15,9 +15,6 @@ import (
 // maxVolumes bounds the mounts that an image can request.
 const maxVolumes = 32
 
-// maxAccounts is the size up to which a passwd or group file is kept.
-const maxAccounts = 1 << 20
-
 // FinishResult describes a finished tree.
 type FinishResult struct {
 	Volumes  []string `json:"volumes,omitempty"`
@@ -101,7 +98,7 @@ func (t *tree) rewriteFile(name string, content func(has []byte) []byte) error {
 		return err
 	}
 	var has []byte
-	if info, err := s.dir.Lstat(s.base); err == nil && info.Mode().IsRegular() && info.Size() <= maxAccounts {
+	if info, err := s.dir.Lstat(s.base); err == nil && info.Mode().IsRegular() && info.Size() <= images.MaxAccountFile {
 		if has, err = s.dir.ReadFile(s.base); err != nil {
 			return err
 		}

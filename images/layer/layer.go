@@ -170,8 +170,7 @@ func (r *layerReader) classifyError(entry string, err error) error {
 	if r.ctx.Err() != nil {
 		return fmt.Errorf("unpack layer %s: %w", r.layer.Digest, context.Cause(r.ctx))
 	}
-	layerErr := &Error{}
-	if errors.As(err, &layerErr) {
+	if _, ok := errors.AsType[*Error](err); ok {
 		return err
 	}
 	// Unreadable content may also not match its digest, which is the better

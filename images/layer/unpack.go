@@ -128,8 +128,7 @@ func (u *unpacker) applyArchive(r *layerReader) error {
 }
 
 func (u *unpacker) classifyError(r *layerReader, entry string, err error) error {
-	reason := refusal("")
-	if errors.As(err, &reason) {
+	if reason, ok := errors.AsType[refusal](err); ok {
 		return &Error{Layer: r.layer.Digest, Entry: entry, Reason: string(reason), Err: images.ErrRefused}
 	}
 	for _, e := range []error{syscall.ENAMETOOLONG, syscall.ELOOP, syscall.ENOTDIR, syscall.EISDIR, syscall.EMLINK, syscall.EINVAL, syscall.EILSEQ} {
@@ -137,9 +136,9 @@ func (u *unpacker) classifyError(r *layerReader, entry string, err error) error 
 			return &Error{Layer: r.layer.Digest, Entry: entry, Reason: "cannot be created", Err: fmt.Errorf("%w: %w", images.ErrRefused, err)}
 		}
 	}
-	disk := (*fs.PathError)(nil)
-	link := (*os.LinkError)(nil)
-	if errors.As(err, &disk) || errors.As(err, &link) {
+	_, isPath := errors.AsType[*fs.PathError](err)
+	_, isLink := errors.AsType[*os.LinkError](err)
+	if isPath || isLink {
 		return fmt.Errorf("unpack layer %s: %w", r.layer.Digest, err)
 	}
 	return r.classifyError(entry, err)

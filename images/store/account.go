@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"path"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 
@@ -22,35 +23,22 @@ func validateAccount(a images.Account) error {
 	return nil
 }
 
+// accountFiles puts the accounts before the image's own: programs use the first
+// line with a number or name.
 func accountFiles(accounts []images.Account) []layer.FileRewrite {
+	passwd, group := images.AccountLines(accounts)
+	before := func(lines []byte, fallback string) func(old []byte) []byte {
+		return func(old []byte) []byte {
+			if len(old) == 0 {
+				old = []byte(fallback)
+			}
+			return slices.Concat(lines, old)
+		}
+	}
 	return []layer.FileRewrite{
-		{Path: "etc/passwd", Rewrite: func(old []byte) []byte { return passwdFile(accounts, old) }},
-		{Path: "etc/group", Rewrite: func(old []byte) []byte { return groupFile(accounts, old) }},
+		{Path: "etc/passwd", Rewrite: before(passwd, "root:x:0:0:root:/root:/usr/sbin/nologin\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n")},
+		{Path: "etc/group", Rewrite: before(group, "root:x:0:\nnogroup:x:65534:\n")},
 		{Path: "etc/hosts", Rewrite: func([]byte) []byte { return []byte(images.Hosts) }},
 		{Path: "etc/hostname", Rewrite: func([]byte) []byte { return []byte(images.Hostname + "\n") }},
 	}
-}
-
-// passwdFile and groupFile put the accounts before the image's own: programs
-// use the first line with a number or name.
-func passwdFile(accounts []images.Account, has []byte) []byte {
-	var out []byte
-	for _, a := range accounts {
-		out = fmt.Appendf(out, "%s:x:%d:%d:%s:%s:/bin/sh\n", a.Name, a.UID, a.GID, a.Name, a.Home)
-	}
-	if len(has) == 0 {
-		has = []byte("root:x:0:0:root:/root:/usr/sbin/nologin\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n")
-	}
-	return append(out, has...)
-}
-
-func groupFile(accounts []images.Account, has []byte) []byte {
-	var out []byte
-	for _, a := range accounts {
-		out = fmt.Appendf(out, "%s:x:%d:\n", a.Name, a.GID)
-	}
-	if len(has) == 0 {
-		has = []byte("root:x:0:\nnogroup:x:65534:\n")
-	}
-	return append(out, has...)
 }

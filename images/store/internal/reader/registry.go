@@ -192,12 +192,12 @@ func (r *Registry) classifyError(ctx context.Context, err error) error {
 	}
 	// Check this before the answer, which may be plain HTTP's, tried next where
 	// allowed.
-	if certificate := new(tls.CertificateVerificationError); errors.As(err, &certificate) {
+	if certificate, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
 		return fmt.Errorf("%w: %s shows a certificate that this machine does not trust: %w: "+
 			"if it is a registry of yours, add its CA to the system's, or name the CA's file in SSL_CERT_FILE", images.ErrUnreachable, host, certificate)
 	}
-	var answer *transport.Error
-	if !errors.As(err, &answer) {
+	answer, ok := errors.AsType[*transport.Error](err)
+	if !ok {
 		// The client has no type for these (go-containerregistry v0.22.1,
 		// remote/fetcher.go and internal/verify).
 		if text := err.Error(); strings.Contains(text, "does not match requested digest") || strings.Contains(text, "error verifying") {
