@@ -112,7 +112,7 @@ func (b *builder) hasProgram(dir, name string) bool {
 		return true
 	}
 	end, err := filepath.EvalSymlinks(p)
-	return err == nil && b.showsPath("/"+strings.TrimPrefix(end, b.root))
+	return err == nil && b.showsPath(b.imagePath(end))
 }
 
 const maxToolchains = 8
@@ -131,7 +131,7 @@ func (b *builder) addToolchainOf(list []string, d pathDir, name string, o Option
 	if err != nil {
 		return list
 	}
-	target := filepath.Dir(filepath.Clean("/" + strings.TrimPrefix(end, b.root)))
+	target := filepath.Dir(b.imagePath(end))
 	if target != d.end {
 		add(b.toolchainOf(target, o))
 	}

@@ -140,6 +140,11 @@ type builder struct {
 // hostPath returns the host's path for a path in the image.
 func (b *builder) hostPath(p string) string { return filepath.Join(b.root, p) }
 
+// imagePath returns the path in the image for a path of the host.
+func (b *builder) imagePath(p string) string {
+	return filepath.Clean("/" + strings.TrimPrefix(p, b.root))
+}
+
 func (b *builder) addPrograms() error {
 	if info, err := os.Stat(b.hostPath("/usr")); err != nil || !info.IsDir() {
 		return fmt.Errorf("%w: host: this machine has no /usr", images.ErrUnsupported)

@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/caisson-run/caisson/images"
 )
@@ -46,7 +45,7 @@ func (b *builder) readSearchPath(list string) []pathDir {
 		if b.workspace != "" && (end == b.workspace || isBelow(end, b.workspace)) {
 			continue
 		}
-		d.end = filepath.Clean("/" + strings.TrimPrefix(end, b.root))
+		d.end = b.imagePath(end)
 		d.unsafe = writableByAll(end)
 		switch {
 		case d.unsafe || !b.showsPath(d.end):
@@ -130,7 +129,7 @@ func (b *builder) addVariables(o Options) {
 		if err != nil || !filepath.IsAbs(dir) {
 			continue
 		}
-		if dir = filepath.Clean(dir); b.bindsPath(dir) && b.showsPath(filepath.Clean("/"+strings.TrimPrefix(end, b.root))) {
+		if dir = filepath.Clean(dir); b.bindsPath(dir) && b.showsPath(b.imagePath(end)) {
 			b.fs.Config.Env = append(b.fs.Config.Env, v.name+"="+dir)
 		}
 	}
