@@ -58,18 +58,18 @@ type Image struct {
 func newImage(ref images.Reference, config []byte, layers []layer.Layer, platform string, limits layer.Limits) (*Image, error) {
 	im := &Image{Ref: ref, ID: digest.Of(config), Config: config, Layers: layers, Close: func() {}}
 	if err := json.Unmarshal(config, &im.Parsed); err != nil {
-		return nil, fmt.Errorf("image %s: %w: read its configuration: %w", ref, images.ErrInvalid, err)
+		return nil, fmt.Errorf("%w: read its configuration: %w", images.ErrInvalid, err)
 	}
 	ids := im.Parsed.RootFS.DiffIDs
 	switch {
 	case len(ids) != len(layers):
-		return nil, fmt.Errorf("image %s: %w: its configuration lists %d layers, its manifest %d", ref, images.ErrInvalid, len(ids), len(layers))
+		return nil, fmt.Errorf("%w: its configuration lists %d layers, its manifest %d", images.ErrInvalid, len(ids), len(layers))
 	case len(ids) > limits.Layers:
-		return nil, fmt.Errorf("image %s: %w: %d layers: want at most %d", ref, images.ErrInvalid, len(ids), limits.Layers)
+		return nil, fmt.Errorf("%w: %d layers: want at most %d", images.ErrInvalid, len(ids), limits.Layers)
 	}
 	for i, id := range ids {
 		if id.Algorithm != "sha256" {
-			return nil, fmt.Errorf("image %s: %w: layer digest uses %s: want sha256", ref, images.ErrUnsupported, id.Algorithm)
+			return nil, fmt.Errorf("%w: layer digest uses %s: want sha256", images.ErrUnsupported, id.Algorithm)
 		}
 		layers[i].DiffID = id.String()
 	}
@@ -77,8 +77,9 @@ func newImage(ref images.Reference, config []byte, layers []layer.Layer, platfor
 		return nil, err
 	}
 	var err error
-	if im.Run, im.EnvDropped, err = convertConfig(&im.Parsed.Config, config); err != nil {
-		return nil, fmt.Errorf("image %s: %w", ref, err)
+	im.Run, im.EnvDropped, err = convertConfig(&im.Parsed.Config, config)
+	if err != nil {
+		return nil, err
 	}
 	return im, nil
 }
@@ -87,12 +88,10 @@ func (im *Image) checkPlatform(platform string) error {
 	system, machine, _ := strings.Cut(platform, "/")
 	c := im.Parsed
 	if (c.OS != "" && c.OS != system) || (c.Architecture != "" && c.Architecture != machine) {
-		return fmt.Errorf("image %s: %w: it is for %s: want an image for %s", im.Ref, images.ErrUnsupported, im.platform(), platform)
+		return fmt.Errorf("%w: it is for %s/%s: want an image for %s", images.ErrUnsupported, c.OS, c.Architecture, platform)
 	}
 	return nil
 }
-
-func (im *Image) platform() string { return im.Parsed.OS + "/" + im.Parsed.Architecture }
 
 // Document is a manifest or an index. Only the content shows which: the media
 // type it is served with may be wrong.
@@ -180,16 +179,16 @@ type BlobOpener func(ctx context.Context, d v1.Descriptor) (io.ReadCloser, error
 // FromManifest returns a manifest's image.
 func FromManifest(ctx context.Context, ref images.Reference, manifest []byte, d Document, o *Options, get DocumentReader, open BlobOpener) (*Image, error) {
 	if !slices.Contains(imageConfigs, d.Config.MediaType) {
-		return nil, fmt.Errorf("image %s: %w: not a container image but %s", ref, images.ErrInvalid, d.Config.MediaType)
+		return nil, fmt.Errorf("%w: not a container image but %s", images.ErrInvalid, d.Config.MediaType)
 	}
 	config, err := get(ctx, *d.Config)
 	if err != nil {
-		return nil, fmt.Errorf("image %s: read its configuration: %w", ref, err)
+		return nil, fmt.Errorf("read its configuration: %w", err)
 	}
 	var layers []layer.Layer
 	for _, l := range d.Layers {
 		if l.Digest.Algorithm != "sha256" || l.Size < 0 {
-			return nil, fmt.Errorf("image %s: %w: invalid layer %s of %d bytes", ref, images.ErrInvalid, l.Digest, l.Size)
+			return nil, fmt.Errorf("%w: invalid layer %s of %d bytes", images.ErrInvalid, l.Digest, l.Size)
 		}
 		layers = append(layers, layer.Layer{
 			Digest: l.Digest.String(), Size: l.Size, Known: true,

@@ -31,7 +31,7 @@ func OpenLayout(ctx context.Context, ref images.Reference, o *Options) (*Image, 
 	l := ociLayout{root: root, limit: o.Limits.MetadataBytes}
 	im, err := l.readImage(ctx, ref, o)
 	if err != nil {
-		return nil, errors.Join(err, root.Close())
+		return nil, errors.Join(fmt.Errorf("image %s: %w", ref, err), root.Close())
 	}
 	im.Close = func() { _ = root.Close() } // only read
 	return im, nil
@@ -45,25 +45,25 @@ type ociLayout struct {
 func (l ociLayout) readImage(ctx context.Context, ref images.Reference, o *Options) (*Image, error) {
 	index, err := l.readFile("index.json")
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("image %s: %w: not an OCI image layout: no index.json", ref, images.ErrInvalid)
+		return nil, fmt.Errorf("%w: not an OCI image layout: no index.json", images.ErrInvalid)
 	} else if err != nil {
-		return nil, fmt.Errorf("image %s: %w", ref, err)
+		return nil, err
 	}
 	d, err := ParseDocument(index)
 	if err != nil {
-		return nil, fmt.Errorf("image %s: %w", ref, err)
+		return nil, err
 	}
 	first, err := l.selectEntry(d.Manifests, ref, o.Platform)
 	if err != nil {
-		return nil, fmt.Errorf("image %s: %w", ref, err)
+		return nil, err
 	}
 	raw, err := l.readBlob(ctx, first)
 	if err != nil {
-		return nil, fmt.Errorf("image %s: %w", ref, err)
+		return nil, err
 	}
 	manifest, d, err := SelectManifest(ctx, raw, o.Platform, l.readBlob)
 	if err != nil {
-		return nil, fmt.Errorf("image %s: %w", ref, err)
+		return nil, err
 	}
 	return FromManifest(ctx, ref, manifest, d, o, l.readBlob, l.openBlob)
 }
