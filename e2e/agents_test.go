@@ -56,10 +56,7 @@ func (m *machine) configureModels(t *testing.T, address func(model string) strin
 	} {
 		fmt.Fprintf(&b, "  %s: {model: model-1, api_key_env: MODEL_KEY, price: {input: 3, output: 15}, %s}\n", name, strings.ReplaceAll(kind, "URL", address(name)))
 	}
-	dir := filepath.Join(m.home, ".config", "caisson")
-	if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(b.String()+"agents:\n"+agents), 0o644)); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, filepath.Join(m.home, ".config", "caisson", "config.yaml"), b.String()+"agents:\n"+agents, 0o644)
 	m.env = append(m.env, "MODEL_KEY="+modelKey)
 }
 
@@ -72,9 +69,7 @@ const askModel = `ask() { curl -sS -m 20 -H 'x-api-key: caisson-bridge' -H 'anth
 func TestAgent(t *testing.T) {
 	onBackendsAtOnce(t, func(t *testing.T, backend string) {
 		m := newMachine(t)
-		if err := os.WriteFile(filepath.Join(m.home, ".gitconfig"), []byte("[user]\nname = Ada Lovelace\nemail = ada@example.com\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, filepath.Join(m.home, ".gitconfig"), "[user]\nname = Ada Lovelace\nemail = ada@example.com\n", 0o600)
 		m.write(t, ".git/config", "[user]\nname = not this\n")
 		model := &mockmodel.Model{Steps: []mockmodel.Step{{Text: "the answer has sk-0123456789-the-model's-key in it"}}}
 		origin := m.provideModel(t, model, askModel+`
@@ -176,15 +171,7 @@ func TestAgentBudget(t *testing.T) {
 // bridgedUsage returns the usage in the last record of the machine's only session.
 func (m *machine) bridgedUsage(t *testing.T) limits.Usage {
 	t.Helper()
-	traces, err := filepath.Glob(filepath.Join(m.home, ".local/state/caisson/sessions/*/trace.jsonl"))
-	if err != nil || len(traces) != 1 {
-		t.Fatalf("%v, %v", traces, err)
-	}
-	text, err := os.ReadFile(traces[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	lines := strings.Split(strings.TrimSpace(string(traceOf(t, m))), "\n")
 	var last struct {
 		Payload struct {
 			Usage limits.Usage `json:"usage"`
@@ -347,11 +334,7 @@ func (m *machine) spendAll(t *testing.T, args ...string) {
 	if used := m.bridgedUsage(t).Tokens(); used < most/2 || used > most*105/100 {
 		t.Errorf("%d tokens of %d were used", used, most)
 	}
-	trace, err := os.ReadFile(filepath.Join(m.stateDir(), "sessions", m.onlySession(t), record.TraceFile))
-	if err != nil {
-		t.Fatal(err)
-	}
-	all, err := record.ReadTrace(bytes.NewReader(trace))
+	all, err := record.ReadTrace(bytes.NewReader(traceOf(t, m)))
 	if err != nil {
 		t.Fatal(err)
 	}

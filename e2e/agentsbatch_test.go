@@ -33,12 +33,7 @@ echo "$HOME $(cat ~/.mine)" >/logs/agent/home
 func (m *machine) harborAgents(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(m.home, "theirs")
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "agent"), []byte("#!/bin/bash\n"+forgingAgent), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, filepath.Join(dir, "agent"), "#!/bin/bash\n"+forgingAgent, 0o755)
 	const more = "    models: {\"*\": %s}\n    files: {.mine: \"{{model}} {{home}} {{instruction}}\"}\n    env: {URL: \"{{base_url}}\", ENDPOINT: %s, BODY: %s}\n"
 	return "  mine:\n    image: true\n    protocol: anthropic\n    command: [bash, -c, " + mustJSON(t, forgingAgent) + "]\n" +
 		fmt.Sprintf(more, "anthropic", "/v1/messages", mustJSON(t, `{"model":"m","max_tokens":50,"messages":[{"role":"user","content":"the real question"}]}`)) +

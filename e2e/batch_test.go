@@ -104,10 +104,7 @@ func TestBatch(t *testing.T) {
 				t.Errorf("%v, sessions %v", got, sessions)
 			}
 			m.wantNothingLeft(t, sessions...)
-			before, err := os.ReadFile(filepath.Join(m.batchDir("out"), batch.ResultsFile))
-			if err != nil {
-				t.Fatal(err)
-			}
+			before := readFile(t, filepath.Join(m.batchDir("out"), batch.ResultsFile))
 			m.batch(t, args...).want(t, 60)
 			if after, err := os.ReadFile(filepath.Join(m.batchDir("out"), batch.ResultsFile)); err != nil || string(after) != string(before) {
 				t.Errorf("the second run changed the results: %v", err)

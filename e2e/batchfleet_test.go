@@ -194,10 +194,7 @@ func TestBatchWorkerRefuses(t *testing.T) {
 	})
 	coordinator.cancel()
 	<-coordinator.ended
-	text, err := os.ReadFile(described)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := readFile(t, described)
 	version := regexp.MustCompile(`"version":"[^"]*"`).FindString(string(text))
 	for name, c := range map[string]struct {
 		old, replacement string

@@ -28,12 +28,7 @@ func (m *machine) foreignBatch(t *testing.T, out, dir, ran string) (state string
 			`"Hooks":{"poststop":[{"path":"/bin/sh","args":["sh","-c","echo > %s"]}]}}}`, session, ran),
 	} {
 		path := filepath.Join(out, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, path, text, 0o600)
 	}
 	return state
 }
@@ -73,15 +68,10 @@ func TestForeignBatchState(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			key, err := os.ReadFile(filepath.Join(m.home, ".local/state/caisson/batch.key"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			key := readFile(t, filepath.Join(m.home, ".local/state/caisson/batch.key"))
 			code, st := hmac.New(sha256.New, key), info.Sys().(*syscall.Stat_t)
 			fmt.Fprintln(code, st.Dev, st.Ino)
-			if err := os.WriteFile(filepath.Join(state, "proof"), fmt.Appendf(nil, "%x\n", code.Sum(nil)), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			writeFile(t, filepath.Join(state, "proof"), fmt.Sprintf("%x\n", code.Sum(nil)), 0o600)
 			got = run(own)
 			if _, err := os.Stat(ran); err != nil {
 				t.Errorf("control: no command ran\n%s", got.stderr)

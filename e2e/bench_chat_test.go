@@ -57,10 +57,7 @@ func BenchmarkChat(b *testing.B) {
 	}
 	var took []int64 // milliseconds
 	for _, path := range paths {
-		trace, err := os.ReadFile(path)
-		if err != nil {
-			b.Fatal(err)
-		}
+		trace := readFile(b, path)
 		for _, done := range payloadsOf[record.ToolCompleted](b, trace) {
 			took = append(took, done.LatencyMS)
 		}

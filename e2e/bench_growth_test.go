@@ -78,10 +78,7 @@ func fillResults(b *testing.B, m *machine, n int) {
 		b.Fatal(err)
 	}
 	path := filepath.Join(m.workspace, "results", batch.ResultsFile)
-	text, err := os.ReadFile(path)
-	if err != nil {
-		b.Fatal(err)
-	}
+	text := readFile(b, path)
 	var r batch.Result
 	if err := json.Unmarshal(text, &r); err != nil {
 		b.Fatal(err)
@@ -94,9 +91,7 @@ func fillResults(b *testing.B, m *machine, n int) {
 		}
 		text = append(append(text, line...), '\n')
 	}
-	if err := os.WriteFile(path, text, 0o600); err != nil {
-		b.Fatal(err)
-	}
+	writeFile(b, path, text, 0o600)
 }
 
 // serveTools configures an MCP server that has n tools.
@@ -111,10 +106,7 @@ func serveTools(b *testing.B, m *machine, n int) {
 	served := httptest.NewServer(mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return s }, nil))
 	b.Cleanup(served.Close)
 	m.write(b, "answer.yaml", "version: 1\nname: answer\nturns: [{text: an answer}]\n")
-	config := filepath.Join(m.home, ".config", "caisson", "config.yaml")
-	if err := errors.Join(os.MkdirAll(filepath.Dir(config), 0o700), os.WriteFile(config, fmt.Appendf(nil, "mcpServers: {many: {url: %q}}\n", served.URL), 0o600)); err != nil {
-		b.Fatal(err)
-	}
+	m.config(b, fmt.Sprintf("mcpServers: {many: {url: %q}}\n", served.URL))
 }
 
 // followTurns returns what runs a turn of a session whose records n clients follow.

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"testing"
 
@@ -30,9 +29,7 @@ func BenchmarkMCPServer(b *testing.B) {
 	m := newMachine(b)
 	work := filepath.Join(m.home, "own")
 	for _, dir := range []string{m.workspace, work} {
-		if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "a.txt"), []byte("content\n"), 0o644)); err != nil {
-			b.Fatal(err)
-		}
+		writeFile(b, filepath.Join(dir, "a.txt"), "content\n", 0o644)
 	}
 	log := new(follower)
 	cmd := m.mcpCommand(b, log, "--backend", backend)

@@ -138,12 +138,7 @@ func (p *packageManager) run(b *testing.B, backend, url string, roots []byte, fi
 	defer func() { _ = os.RemoveAll(filepath.Dir(m.home)) }()
 	write := func(path, text string) {
 		b.Helper()
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			b.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			b.Fatal(err)
-		}
+		writeFile(b, path, text, 0o644)
 	}
 	for path, text := range files {
 		if name, ok := strings.CutPrefix(path, "workspace:"); ok {

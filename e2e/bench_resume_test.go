@@ -3,7 +3,6 @@ package e2e
 import (
 	"bytes"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -25,9 +24,7 @@ func BenchmarkResume(b *testing.B) {
 	for i := range records / 5 {
 		name := fmt.Sprintf("f%04d", i)
 		text := strings.Repeat(fmt.Sprintf("line of file %04d\n", i), 220)
-		if err := os.WriteFile(filepath.Join(m.workspace, name), []byte(text), 0o644); err != nil {
-			b.Fatal(err)
-		}
+		writeFile(b, filepath.Join(m.workspace, name), text, 0o644)
 		rounds = append(rounds, []scriptCall{call("read_file", map[string]any{"path": name})})
 	}
 	limit := []string{"--max-rounds", fmt.Sprint(len(rounds) + 10), "--backend", anyBackend(b)}
@@ -43,16 +40,12 @@ func BenchmarkResume(b *testing.B) {
 		b.Fatal(paths, err)
 	}
 	script := filepath.Join(m.home, "answer.yaml")
-	if err := os.WriteFile(script, []byte("version: 1\nname: answer\nturns: [{text: Done.}]\n"), 0o644); err != nil {
-		b.Fatal(err)
-	}
+	writeFile(b, script, "version: 1\nname: answer\nturns: [{text: Done.}]\n", 0o644)
 	args := append([]string{"run", "--workspace", m.workspace, "--policy", "ci", "--json", "--resume", "last", "--model", "replay/" + script}, limit...)
 	var took []time.Duration
 	var most int64
 	for b.Loop() {
-		if err := os.WriteFile(paths[0], trace, 0o600); err != nil {
-			b.Fatal(err)
-		}
+		writeFile(b, paths[0], trace, 0o600)
 		start := time.Now()
 		r := m.start(b, args...)
 		peak := watchMemory(r.process.Process.Pid, "VmHWM")

@@ -44,9 +44,7 @@ func makeSearchTree(b testing.TB, dir string) {
 			function = searchedName
 		}
 		text := fmt.Sprintf("package p\n\n// It returns the %d-fold.\nfunc %s(n int) int {\n\treturn n * %d\n}\n\n%s", i, function, i, padding)
-		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
-			b.Fatal(err)
-		}
+		writeFile(b, name, text, 0o644)
 	}
 }
 

@@ -169,9 +169,7 @@ func BenchmarkOutput(b *testing.B) {
 func BenchmarkRead(b *testing.B) {
 	dir := b.TempDir()
 	path := filepath.Join(dir, "file")
-	if err := os.WriteFile(path, make([]byte, 4096), 0o600); err != nil {
-		b.Fatal(err)
-	}
+	writeFile(b, path, make([]byte, 4096), 0o600)
 	root, err := workspace.OpenDir(dir)
 	if err != nil {
 		b.Fatal(err)

@@ -180,10 +180,7 @@ func accountGroup(b *testing.B) string {
 
 // groupTime returns the processor time of all that is, or was, in a cgroup.
 func groupTime(b *testing.B, dir string) time.Duration {
-	text, err := os.ReadFile(filepath.Join(dir, "cpuacct.usage"))
-	if err != nil {
-		b.Fatal(err)
-	}
+	text := readFile(b, filepath.Join(dir, "cpuacct.usage"))
 	n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
 	if err != nil {
 		b.Fatal(err)

@@ -129,12 +129,7 @@ func (w *buildWorld) build(t *testing.T, m *machine, dockerfile string, args ...
 
 func (m *machine) writeDockerfile(t *testing.T, dir, text string) {
 	t.Helper()
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "Dockerfile"), []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, filepath.Join(dir, "Dockerfile"), text, 0o644)
 }
 
 // plainBuild builds on the engine's own network, without Caisson.
@@ -170,10 +165,7 @@ func buildRecords(t *testing.T, dir string) string {
 	}
 	var all []byte
 	for _, f := range files {
-		text, err := os.ReadFile(f)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := readFile(t, f)
 		all = append(all, text...)
 	}
 	return string(all)

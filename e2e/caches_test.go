@@ -65,16 +65,12 @@ func TestPoisonedCaches(t *testing.T) {
 	}
 	for name, text := range judged {
 		for _, dir := range []string{m.workspace, other} {
-			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			writeFile(t, filepath.Join(dir, name), text, 0o644)
 		}
 	}
 	chownTree(t, m.workspace, owner)
 	secret := filepath.Join(outside, "secret")
-	if err := os.WriteFile(secret, []byte("mine"), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, secret, "mine", 0o666)
 	shell := func(workspace, script string, args ...string) string {
 		t.Helper()
 		args = append(args, "--backend", backend, "--workspace", workspace, "--cache", "go,npm,pip,cargo,maven,apt,~/.tool", fmt.Sprintf(`{"command":%q}`, script))
@@ -136,10 +132,7 @@ func aptRoot(t *testing.T, dir string) {
 	of := []string{"/usr/lib/apt/methods/copy", "/usr/lib/apt/methods/store"}
 	of = slices.Concat(of, libraries(t, of[0]), libraries(t, of[1]), []string{"/usr/share/dpkg/cputable", "/usr/share/dpkg/ostable", "/usr/share/dpkg/tupletable"})
 	for _, name := range of {
-		content, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		content := readFile(t, name)
 		files[strings.TrimPrefix(name, "/")] = content
 	}
 	for _, name := range []string{"var/lib/dpkg/status", "var/lib/dpkg/info/format", "var/lib/apt/extended_states", "etc/apt/apt.conf.d/none", "etc/apt/preferences.d/none"} {
@@ -174,9 +167,7 @@ func aptRepository(t *testing.T, dir string) {
 		t.Fatal(err)
 	}
 	list := fmt.Sprintf("%sFilename: ./%s\nSize: %d\nSHA256: %x\n", control, filepath.Base(archive), len(text), sha256.Sum256(text))
-	if err := os.WriteFile(filepath.Join(dir, "Packages"), []byte(list), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, filepath.Join(dir, "Packages"), list, 0o644)
 }
 
 // TestAptCache installs a package of a repository that only the first session can read. What it left in the cache is enough for the next sessions

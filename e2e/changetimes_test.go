@@ -66,10 +66,7 @@ func TestChangesThatHide(t *testing.T) {
 				if err != nil || len(reports) != 1 {
 					t.Fatalf("reports %q, %v", reports, err)
 				}
-				text, err := os.ReadFile(reports[0])
-				if err != nil {
-					t.Fatal(err)
-				}
+				text := readFile(t, reports[0])
 				var report runner.Report
 				if err := json.Unmarshal(text, &report); err != nil {
 					t.Fatal(err)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -83,7 +84,7 @@ func TestChaos(t *testing.T) {
 	stop()
 	t.Logf("%d sessions in %s; the engine was killed, stopped or frozen %d times; %d sessions removed what others had left",
 		sessions, time.Since(begun).Round(time.Second), c.killed, c.swept)
-	for _, key := range sorted(c.count) {
+	for _, key := range slices.Sorted(maps.Keys(c.count)) {
 		t.Logf("  %4d  %s", c.count[key], key)
 	}
 
@@ -116,15 +117,6 @@ func fromEnv(t *testing.T, name string, def int) int {
 	return n
 }
 
-func sorted[V any](m map[string]V) []string {
-	var keys []string
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
-}
-
 // newChaos makes a machine whose docker is a private engine, and a session on
 // each backend, so that what is made once and kept (skeletons, copies of the
 // guest) is there.
@@ -147,9 +139,7 @@ func newChaos(t *testing.T) *chaos {
 	for i, command := range commands {
 		path := filepath.Join(filepath.Dir(c.m.home), fmt.Sprintf("script%d.yaml", i))
 		turns := []scriptTurn{{Calls: []scriptCall{shell("echo first"), shell(command + "; : chaos-marker")}}, {Text: "Done."}}
-		if err := os.WriteFile(path, fmt.Appendf(nil, "version: 1\nname: chaos\ntask: x\nturns: %s\n", mustJSON(t, turns)), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, path, fmt.Sprintf("version: 1\nname: chaos\ntask: x\nturns: %s\n", mustJSON(t, turns)), 0o644)
 		c.scripts = append(c.scripts, path)
 	}
 	for _, backend := range backendNames {
@@ -436,7 +426,7 @@ func (c *chaos) wantListing(t *testing.T, before map[string][]string) {
 			break
 		}
 		if time.Now().After(timeout) {
-			for _, kind := range sorted(before) {
+			for _, kind := range slices.Sorted(maps.Keys(before)) {
 				for _, thing := range after[kind] {
 					if !slices.Contains(before[kind], thing) {
 						t.Errorf("left: %s %s", kind, thing)
@@ -452,7 +442,7 @@ func (c *chaos) wantListing(t *testing.T, before map[string][]string) {
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
-	for _, kind := range sorted(before) {
+	for _, kind := range slices.Sorted(maps.Keys(before)) {
 		t.Logf("%s: %d before, %d after", kind, len(before[kind]), len(after[kind]))
 	}
 	shims := slices.DeleteFunc(processesNaming(t, c.engine.Dir()+"/"), func(p string) bool { return !strings.Contains(p, "containerd-shim") })

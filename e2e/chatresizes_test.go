@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -85,9 +84,7 @@ func resizeChat(t testing.TB, resizes int, seed uint64) (stale, misplaced int) {
 		t.Fatal(err)
 	}
 	script := filepath.Join(filepath.Dir(m.home), "script.yaml")
-	if err := os.WriteFile(script, fmt.Appendf(nil, "version: 1\nname: %s\nturns: %s\n", liveSign, text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, script, fmt.Sprintf("version: 1\nname: %s\nturns: %s\n", liveSign, text), 0o644)
 	p := openPane(t, m, "--workspace", m.workspace, "--backend", anyBackend(t), "--max-rounds", "1000", "--model", "replay/"+script)
 	p.waitFor("› ")
 	p.tmux("send-keys", "begin", "Enter")

@@ -50,9 +50,7 @@ func TestSequencesOfAChat(t *testing.T) {
 	m := newMachine(t)
 	m.env = append(m.env, "PAGER=cat")
 	name := "n\x1b[2J\u202e.txt"
-	if err := os.WriteFile(filepath.Join(m.workspace, "hostile"), []byte(hostileOutput), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, filepath.Join(m.workspace, "hostile"), hostileOutput, 0o644)
 	turns := []scriptTurn{
 		{Text: hostileOutput + "\n\n```\n" + hostileOutput + "```\n", Calls: []scriptCall{
 			shell("cat hostile; cat hostile >&2; sleep 0.5; exit 3"),
@@ -63,9 +61,7 @@ func TestSequencesOfAChat(t *testing.T) {
 		{Text: "the " + "end " + hostileOutput},
 	}
 	script := filepath.Join(filepath.Dir(m.home), "script.yaml")
-	if err := os.WriteFile(script, fmt.Appendf(nil, "version: 1\nname: test\nturns: %s\n", mustJSON(t, turns)), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, script, fmt.Sprintf("version: 1\nname: test\nturns: %s\n", mustJSON(t, turns)), 0o644)
 	for _, mode := range []string{"overlay", "bind"} {
 		c := m.converse(t, "chat", "--workspace", m.workspace, "--backend", anyBackend(t), "--mode", mode, "--model", "replay/"+script)
 		c.waitFor(t, "› ")

@@ -53,10 +53,7 @@ var containerJobs = []containerJob{
 		if runtime.GOARCH != "amd64" {
 			t.Skip("the profile is for amd64") // .ci/deploy, TestContainerdSeccomp
 		}
-		text, err := os.ReadFile(filepath.Join("testdata", "seccomp-containerd.json"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := readFile(t, filepath.Join("testdata", "seccomp-containerd.json"))
 		h.SecurityOpt = append(h.SecurityOpt, "seccomp="+string(text))
 	}},
 }
@@ -141,9 +138,7 @@ func (k *jobKit) writeTasks(t *testing.T) {
 		"tests/test.sh":     "#!/bin/sh\nread a < hello.txt; read b < given\nif [ \"$a$b\" = hellogiven ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n",
 	} {
 		path := filepath.Join(k.dir, "tasks", "hello", name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, path, text, 0o644)
 	}
 	files := userland(t, "sleep", "rm", "chmod", "ln")
 	files["app/given"] = []byte("given\n")

@@ -63,10 +63,7 @@ func (c corpusTask) copyWorkdir(t *testing.T, m *machine, dir, image string) {
 	t.Helper()
 	m.start(t, "images", "export", image, m.workspace).wait(t, taskTime).want(t, 0)
 	for _, name := range c.Copies {
-		data, err := os.ReadFile(filepath.Join(dir, c.Name, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := readFile(t, filepath.Join(dir, c.Name, name))
 		m.write(t, path.Base(name), string(data))
 	}
 }

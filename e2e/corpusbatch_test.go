@@ -34,10 +34,7 @@ type corpusSource struct {
 
 func readSources(t *testing.T) []corpusSource {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("testdata", "corpus", "batch.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := readFile(t, filepath.Join("testdata", "corpus", "batch.json"))
 	var list []corpusSource
 	if err := json.Unmarshal(data, &list); err != nil {
 		t.Fatal(err)

@@ -28,10 +28,7 @@ type corpusTask struct {
 
 func readCorpus(t *testing.T) []corpusTask {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("testdata", "corpus", "tasks.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := readFile(t, filepath.Join("testdata", "corpus", "tasks.json"))
 	var list []corpusTask
 	if err := json.Unmarshal(data, &list); err != nil {
 		t.Fatal(err)
@@ -41,10 +38,7 @@ func readCorpus(t *testing.T) []corpusTask {
 
 // TestCorpusTable holds docs/internal/corpus.md against the manifest.
 func TestCorpusTable(t *testing.T) {
-	data, err := os.ReadFile("../docs/internal/corpus.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := readFile(t, "../docs/internal/corpus.md")
 	rows := 0
 	for line := range strings.Lines(string(data)) {
 		if strings.HasPrefix(line, "| `") {

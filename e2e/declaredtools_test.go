@@ -1,8 +1,6 @@
 package e2e
 
 import (
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -17,10 +15,6 @@ func TestDeclaredTools(t *testing.T) {
 	onBackendsAtOnce(t, func(t *testing.T, backend string) {
 		m := newMachine(t)
 		m.write(t, "a.txt", "one\ntwo\n")
-		dir := filepath.Join(m.home, ".config", "caisson")
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
 		config := `
 tools:
   say:
@@ -37,9 +31,7 @@ tools:
     command: [wc, -l, "{{file}}"]
     paths: [file]
 `
-		if err := os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(config), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		m.config(t, config)
 		var calls [][]scriptCall
 		for _, text := range hostile {
 			for _, tool := range []string{"say", "shout"} {

@@ -34,10 +34,7 @@ func documents(t *testing.T) []string {
 
 func readDocument(t *testing.T, name string) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("..", filepath.FromSlash(name)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := readFile(t, filepath.Join("..", filepath.FromSlash(name)))
 	return string(text)
 }
 

@@ -112,9 +112,7 @@ func testEgressMode(t *testing.T, backend, mode string) {
 		m.become(t, 12345, 12345)
 	}
 	pem := filepath.Join(m.workspace, "..", "ca.pem")
-	if err := os.WriteFile(pem, authority.PEM(), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, pem, authority.PEM(), 0o644)
 	origin := strings.Replace(server.URL, "127.0.0.1", rule.HostName, 1)
 	closed := strings.Replace(other.URL, "127.0.0.1", rule.HostName, 1)
 	m.env = append(m.env, "API_KEY="+key, "PLAIN="+plain)

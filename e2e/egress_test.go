@@ -61,9 +61,7 @@ func TestEgress(t *testing.T) {
 	hosts["doh.test"] = http.HandlerFunc(serveDoH)
 	n := egresstest.StartInternet(t, hosts)
 	ca := filepath.Join(t.TempDir(), "ca.pem")
-	if err := os.WriteFile(ca, n.Authority.PEM(), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, ca, n.Authority.PEM(), 0o600)
 	for _, backend := range []string{"gvisor", "runc"} {
 		t.Run(backend, func(t *testing.T) {
 			if err := probeBackend(t, backend); err != nil {
@@ -155,8 +153,7 @@ func TestEgressFlood(t *testing.T) {
 		m.env = append(m.env, "CONTROL_TOKEN="+secret())
 		m.config(t, fmt.Sprintf("serve:\n  tokens: {test: {env: CONTROL_TOKEN}}\n  sandboxes: {enabled: true}\negress:\n  allow: [%s/]\n  private: {host.caisson.internal: [127.0.0.1]}\n", r.origin))
 		address := fmt.Sprintf("127.0.0.1:%d", freePort(t))
-		server := m.start(t, "serve", "--root", m.workspace, "--backend", backend, "--listen", address)
-		server.until(t, "it listens", func() bool { return strings.Contains(server.stderr.String(), "caisson: backend ") })
+		server := m.serve(t, "--backend", backend, "--listen", address)
 		peak := watchMemory(server.process.Process.Pid, "VmHWM")
 		api := apiClient{t: t, base: "http://" + address, token: m.token()}
 		id := api.id(api.do(http.MethodPost, "/sandboxes", map[string]any{}, http.StatusCreated))

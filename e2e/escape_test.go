@@ -29,12 +29,7 @@ type outside struct {
 func newOutside(t *testing.T, m *machine) outside {
 	t.Helper()
 	o := outside{dir: filepath.Join(filepath.Dir(m.workspace), "outside"), canary: secret()}
-	if err := os.Mkdir(o.dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(o.dir, "canary"), []byte(o.canary+"\n"), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, filepath.Join(o.dir, "canary"), o.canary+"\n", 0o666)
 	return o
 }
 

@@ -195,9 +195,7 @@ func TestWorkspaceReplaced(t *testing.T) {
 	onBackendsAtOnce(t, func(t *testing.T, backend string) {
 		m := newMachine(t)
 		elsewhere, canary := t.TempDir(), secret()
-		if err := os.WriteFile(filepath.Join(elsewhere, "canary"), []byte(canary), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, filepath.Join(elsewhere, "canary"), canary, 0o644)
 		m.write(t, "f", "of the workspace\n")
 		run := m.start(t, taskArgs(m, append([]string{"--backend", backend}, m.playing(t,
 			[]scriptCall{shell("touch ready; while [ ! -e go ]; do sleep 0.05; done")},
@@ -218,9 +216,7 @@ func TestWorkspaceReplaced(t *testing.T) {
 		if text, err := os.ReadFile(filepath.Join(m.workspace, "canary")); err != nil || string(text) != canary {
 			t.Fatalf("control: by its path the folder holds %q, %v", text, err)
 		}
-		if err := os.WriteFile(filepath.Join(moved, "go"), nil, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, filepath.Join(moved, "go"), "", 0o644)
 		out := run.wait(t, deadline)
 		out.records = readRecords(t, out.stdout)
 		out.want(t, 0)

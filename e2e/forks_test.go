@@ -99,9 +99,7 @@ func newForkBench(t *testing.T, backend, turns string) *forkBench {
 	}
 	if turns != "" {
 		script := filepath.Join(filepath.Dir(f.state), "script.yaml")
-		if err := os.WriteFile(script, []byte("version: 1\nname: test\nturns:\n"+turns), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, script, "version: 1\nname: test\nturns:\n"+turns, 0o600)
 		model, err := replay.Open(script, replay.Options{})
 		if err != nil {
 			t.Fatal(err)
@@ -277,9 +275,7 @@ for i in 1 2 3 4; do setsid sh -c "trap '' TERM HUP; while :; do echo \$\$ >> lo
 				t.Fatal(err)
 			}
 			for i := range files {
-				if err := os.WriteFile(filepath.Join(f.workspace, dir, fmt.Sprint(i)), []byte("original\n"), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				writeFile(t, filepath.Join(f.workspace, dir, fmt.Sprint(i)), "original\n", 0o600)
 			}
 		}
 		s := f.open(t)

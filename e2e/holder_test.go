@@ -92,9 +92,7 @@ func (m *machine) copiesFiles(t *testing.T, session string) {
 		t.Fatal(err)
 	}
 	for name, mode := range map[string]os.FileMode{"data": 0o644, "bin/tool": 0o755} {
-		if err := os.WriteFile(filepath.Join(source, name), content, mode); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, filepath.Join(source, name), content, mode)
 	}
 	if err := os.Symlink("/etc/passwd", filepath.Join(source, "link")); err != nil {
 		t.Fatal(err)

@@ -96,9 +96,7 @@ func newHostileMachine(t *testing.T) hostileMachine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(m.program, []byte("#!/bin/sh\necho fired >>"+m.fired+"\nexit 1\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, m.program, "#!/bin/sh\necho fired >>"+m.fired+"\nexit 1\n", 0o755)
 	if err := os.Chmod(base, 0o777); err != nil { // the user writes there
 		t.Fatal(err)
 	}
@@ -118,9 +116,7 @@ func (m hostileMachine) took(t *testing.T) bool {
 			t.Fatal(err)
 		}
 	}
-	if err := os.WriteFile(m.fired, nil, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, m.fired, "", 0o666)
 	if err := os.Chmod(m.fired, 0o666); err != nil {
 		t.Fatal(err)
 	}
@@ -258,10 +254,7 @@ func TestAHostileSessionRunsNothingOnTheHost(t *testing.T) {
 		if err != nil || len(reports) != 1 {
 			t.Fatalf("reports %q, %v", reports, err)
 		}
-		text, err := os.ReadFile(reports[0])
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := readFile(t, reports[0])
 		m.wantListed(t, text)
 		if !strings.Contains(string(text), `".vscode/tasks.json"`) {
 			t.Error(".vscode/tasks.json is not listed as what an editor obeys")

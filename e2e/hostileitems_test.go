@@ -151,10 +151,7 @@ func attackSiblings(t *testing.T, backend string) {
 	} {
 		m := newMachine(t)
 		m.write(t, "precious", "x\n")
-		dir := filepath.Join(m.home, ".config", "caisson")
-		if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(config), 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		m.config(t, config)
 		out := m.run(t, append([]string{"run", "--workspace", m.workspace, "--backend", backend, "--json"}, m.playing(t, calls)...)...)
 		got := slices.DeleteFunc(namesIn(t, m.workspace), func(name string) bool { return strings.HasPrefix(name, ".") })
 		if !slices.Equal(got, want) {

@@ -71,22 +71,30 @@ func (m *machine) servingCut(t *testing.T, backend, turns string) string {
 	return cutting(t, m.serving(t, backend, turns))
 }
 
+// serve starts caisson serve, and waits until it listens.
+func (m *machine) serve(t testing.TB, args ...string) *running {
+	t.Helper()
+	r := m.start(t, append([]string{"serve", "--root", m.workspace}, args...)...)
+	r.until(t, "it listens", func() bool { return strings.Contains(r.stderr.String(), "caisson: backend ") })
+	return r
+}
+
+// writtenToken is the one that a server made and wrote for its user.
+func (m *machine) writtenToken(t testing.TB) string {
+	t.Helper()
+	return strings.TrimSpace(string(readFile(t, filepath.Join(m.stateDir(), "serve.token"))))
+}
+
 // serving starts caisson serve on the machine's workspace, and returns its address.
 // Its model plays turns.
 func (m *machine) serving(t testing.TB, backend, turns string) string {
 	t.Helper()
 	script := filepath.Join(m.home, "script.yaml")
-	if err := os.WriteFile(script, []byte("version: 1\nname: test\nturns:\n"+turns), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, script, "version: 1\nname: test\nturns:\n"+turns, 0o644)
 	m.env = append(m.env, "CONTROL_TOKEN="+secret())
-	config := filepath.Join(m.home, ".config", "caisson", "config.yaml")
-	if err := errors.Join(os.MkdirAll(filepath.Dir(config), 0o700), os.WriteFile(config, []byte("serve:\n  max_streams: 128\n  tokens: {test: {env: CONTROL_TOKEN, roles: [admin]}}\n"), 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	m.config(t, "serve:\n  max_streams: 128\n  tokens: {test: {env: CONTROL_TOKEN, roles: [admin]}}\n")
 	port := freePort(t)
-	r := m.start(t, "serve", "--root", m.workspace, "--policy", "default", "--backend", backend, "--model", "replay/"+script, "--listen", fmt.Sprintf("127.0.0.1:%d", port))
-	r.until(t, "it listens", func() bool { return strings.Contains(r.stderr.String(), "caisson: backend ") })
+	r := m.serve(t, "--policy", "default", "--backend", backend, "--model", "replay/"+script, "--listen", fmt.Sprintf("127.0.0.1:%d", port))
 	t.Cleanup(func() {
 		if err := r.process.Process.Signal(os.Interrupt); err != nil {
 			t.Error(err)
@@ -252,9 +260,7 @@ func TestHTTPDocumentation(t *testing.T) {
 	m.write(t, "project/a.txt", "old\n")
 	script := filepath.Join(m.home, "script.yaml")
 	turns := "version: 1\nname: test\nturns:\n  - calls: [{tool: shell, input: {command: \"echo new > a.txt\"}}]\n  - text: All is done.\n"
-	if err := os.WriteFile(script, []byte(turns), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, script, turns, 0o644)
 	section, _, ok := strings.Cut(readDocument(t, "docs/http.md"), ofSandboxes)
 	if !ok {
 		t.Fatalf("docs/http.md has no section%s", ofSandboxes)
@@ -306,8 +312,7 @@ func TestSandboxDocumentation(t *testing.T) {
 func (m *machine) runDocument(t *testing.T, text string, args ...string) string {
 	t.Helper()
 	address := fmt.Sprintf("127.0.0.1:%d", freePort(t))
-	r := m.start(t, append([]string{"serve", "--root", m.workspace, "--backend", anyBackend(t), "--listen", address}, args...)...)
-	r.until(t, "it listens", func() bool { return strings.Contains(r.stderr.String(), "caisson: backend ") })
+	m.serve(t, append([]string{"--backend", anyBackend(t), "--listen", address}, args...)...)
 	commands := "set -eu\n"
 	for _, block := range strings.Split(text, "```sh\n")[1:] {
 		block, _, _ = strings.Cut(block, "```")
@@ -369,17 +374,10 @@ func (m *machine) serveBusy(t *testing.T, backend, grace string) (r *running, se
 	t.Helper()
 	script := filepath.Join(m.home, "script.yaml")
 	turns := "version: 1\nname: test\nturns:\n  - calls: [{tool: shell, input: {command: \"trap '' TERM; touch started; while :; do sleep 600; done\"}}]\n  - text: Never said.\n"
-	if err := os.WriteFile(script, []byte(turns), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, script, turns, 0o644)
 	port := freePort(t)
-	r = m.start(t, "serve", "--root", m.workspace, "--backend", backend, "--grace", grace, "--model", "replay/"+script, "--listen", fmt.Sprintf("127.0.0.1:%d", port))
-	r.until(t, "it listens", func() bool { return strings.Contains(r.stderr.String(), "caisson: backend ") })
-	token, err := os.ReadFile(filepath.Join(m.stateDir(), "serve.token"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := apiClient{t: t, base: fmt.Sprintf("http://127.0.0.1:%d", port), token: strings.TrimSpace(string(token))}
+	r = m.serve(t, "--backend", backend, "--grace", grace, "--model", "replay/"+script, "--listen", fmt.Sprintf("127.0.0.1:%d", port))
+	c := apiClient{t: t, base: fmt.Sprintf("http://127.0.0.1:%d", port), token: m.writtenToken(t)}
 	busy, waits, idle := c.start(m.workspace), c.start(m.workspace), c.start(m.workspace)
 	c.turn(busy, "go")
 	c.turn(waits, "go")

@@ -53,10 +53,7 @@ func userland(t testing.TB, further ...string) map[string][]byte {
 	t.Helper()
 	files := map[string][]byte{"marker": []byte("from the image\n"), "data/inside": []byte("of the image\n")}
 	add := func(inside, host string) {
-		content, err := os.ReadFile(host)
-		if err != nil {
-			t.Fatal(err)
-		}
+		content := readFile(t, host)
 		files[strings.TrimPrefix(inside, "/")] = content
 	}
 	for _, program := range slices.Concat(imagePrograms, further) {
@@ -128,12 +125,7 @@ func unpackTo(t *testing.T, files map[string][]byte, dir string) {
 	t.Helper()
 	for name, content := range files {
 		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, content, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, path, content, 0o755)
 	}
 }
 

@@ -71,10 +71,7 @@ func processesNaming(t *testing.T, words ...string) []string {
 // mountsNaming lists mounts of this mount namespace.
 func mountsNaming(t *testing.T, words ...string) []string {
 	t.Helper()
-	text, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := readFile(t, "/proc/self/mountinfo")
 	var found []string
 	for line := range bytes.Lines(text) {
 		if containsAny(line, words) {

@@ -51,12 +51,7 @@ func TestLibraryFromAnotherModule(t *testing.T) {
 			m.tally(t)
 			m.env = append(m.env, "OPENAI_API_KEY=test", "OPENAI_BASE_URL="+base+"/v1", "PATH="+binaries(t)+":"+hostPath)
 			source := filepath.Join(dir, e.Name)
-			if err := os.Mkdir(source, 0o755); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(filepath.Join(source, "main.go"), text.Bytes(), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			writeFile(t, filepath.Join(source, "main.go"), text.Bytes(), 0o644)
 			program := filepath.Join(dir, "bin", e.Name)
 			build := exec.CommandContext(t.Context(), "go", "install", "./"+e.Name, modulePath+"/cmd/caisson-guest") // as the package comment says
 			build.Dir = dir
@@ -131,15 +126,10 @@ func emptyModule(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mod, err := os.ReadFile("../go.mod")
-	if err != nil {
-		t.Fatal(err)
-	}
+	mod := readFile(t, "../go.mod")
 	text := strings.Replace(string(mod), "module "+modulePath, "module example.com/agent", 1) +
 		"\nrequire " + modulePath + " v0.0.0\n\nreplace " + modulePath + " => " + root + "\n"
-	if err := os.WriteFile(filepath.Join(dir, "go.mod"), []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, filepath.Join(dir, "go.mod"), text, 0o644)
 	sums, err := os.ReadFile("../go.sum")
 	if err == nil {
 		err = os.WriteFile(filepath.Join(dir, "go.sum"), sums, 0o644)

@@ -102,10 +102,7 @@ func (all records) first(t *testing.T, kind string) *traceRecord {
 // availableMemory is MemAvailable of /proc/meminfo, in bytes.
 func availableMemory(t *testing.T) int64 {
 	t.Helper()
-	data, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := readFile(t, "/proc/meminfo")
 	for line := range strings.Lines(string(data)) {
 		var kib int64
 		if _, err := fmt.Sscanf(line, "MemAvailable: %d kB", &kib); err == nil {

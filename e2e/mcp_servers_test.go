@@ -105,12 +105,7 @@ func openServers(t testing.TB, backend string, change func(o *runner.Options), s
 	s := &serverSession{t: t}
 	b := benchSandbox(t, backend)
 	s.workspace = filepath.Join(filepath.Dir(b.state), "files")
-	if err := os.Mkdir(s.workspace, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(s.workspace, "a.txt"), []byte("text of a\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, filepath.Join(s.workspace, "a.txt"), "text of a\n", 0o644)
 	protected := runner.Protected{State: b.state}
 	w, err := runner.OpenWorkspace(s.workspace, protected)
 	if err != nil {
@@ -185,27 +180,7 @@ func (s *serverSession) mustCall(name, input string) string {
 // payloads returns the payloads of one kind in the records of the session, which it ends.
 func payloads[P record.Payload](s *serverSession) []P {
 	s.t.Helper()
-	text, err := os.ReadFile(filepath.Join(s.end().Dir, record.TraceFile))
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	trace, err := record.ReadTrace(bytes.NewReader(text))
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	var list []P
-	var kind P
-	for _, r := range trace.Records {
-		if r.Kind != kind.Kind() {
-			continue
-		}
-		var p P
-		if err := json.Unmarshal(r.Payload, &p); err != nil {
-			s.t.Fatal(err)
-		}
-		list = append(list, p)
-	}
-	return list
+	return payloadsOf[P](s.t, readFile(s.t, filepath.Join(s.end().Dir, record.TraceFile)))
 }
 
 // everythingInputs are the arguments of the tools of the server everything that need some.
@@ -232,9 +207,7 @@ turns:
   - calls: [{tool: everything__echo, input: {message: "from the model"}}]
   - text: Done.
 `
-			if err := os.WriteFile(script, []byte(turns), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			writeFile(t, script, turns, 0o600)
 			model, err := replay.Open(script, replay.Options{})
 			if err != nil {
 				t.Fatal(err)
@@ -291,18 +264,9 @@ turns:
 // offeredTools returns the names of a server's tools, from the records so far.
 func offeredTools(s *serverSession, server string) []tools.Name {
 	s.t.Helper()
-	text, err := os.ReadFile(filepath.Join(s.dir, record.TraceFile))
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	trace, err := record.ReadTrace(bytes.NewReader(text))
-	if err != nil {
-		s.t.Fatal(err)
-	}
 	var names []tools.Name
-	for _, r := range trace.Records {
-		var p record.MCPServerStarted
-		if r.Kind != p.Kind() || json.Unmarshal(r.Payload, &p) != nil || p.Server != server {
+	for _, p := range payloadsOf[record.MCPServerStarted](s.t, readFile(s.t, filepath.Join(s.dir, record.TraceFile))) {
+		if p.Server != server {
 			continue
 		}
 		for _, tool := range p.Tools {
@@ -320,9 +284,7 @@ func offeredTools(s *serverSession, server string) []tools.Name {
 func TestFilesystemServerIsConfined(t *testing.T) {
 	t.Parallel()
 	secret := filepath.Join(t.TempDir(), "secret.txt")
-	if err := os.WriteFile(secret, []byte("of the host\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, secret, "of the host\n", 0o644)
 	onEachBackend(t, func(t *testing.T, backend string) {
 		inside, outside := reference("filesystem", "/"), reference("filesystem", "/")
 		outside.Name, outside.OnHost = "control", true
@@ -723,9 +685,7 @@ exec /usr/bin/python3 -c "$1"
 	rules := serverRules(t, "http://"+rule.HostName+":1/")
 	onEachBackend(t, func(t *testing.T, backend string) {
 		state, dir := t.TempDir(), t.TempDir()
-		if err := os.WriteFile(filepath.Join(dir, "npx"), []byte(program), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, filepath.Join(dir, "npx"), program, 0o755)
 		for _, tt := range []struct {
 			name, command string
 			egress        runner.EgressOptions

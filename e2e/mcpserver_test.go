@@ -166,10 +166,7 @@ func (m *machine) serveMCP(t *testing.T, args ...string) (address, token string)
 		}
 		r.wait(t, deadline)
 	})
-	text, err := os.ReadFile(filepath.Join(m.stateDir(), "mcp.token"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := readFile(t, filepath.Join(m.stateDir(), "mcp.token"))
 	return address, strings.TrimSpace(string(text))
 }
 
@@ -276,12 +273,7 @@ func TestMCPClientsFromNPM(t *testing.T) {
 			m := newMachine(t)
 			script := filepath.Join(m.home, "client.sh") // the suite adds the URL of its server
 			write := func(name, text string) {
-				if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				writeFile(t, name, text, 0o600)
 			}
 			config := filepath.Join(m.home, ".config", "caisson", "config.yaml")
 			write(config, "policy: {tools: {suite/*: auto}}\n")

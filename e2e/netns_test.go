@@ -155,9 +155,7 @@ func startNATS(t *testing.T, hosts ...*host) (servers map[string]*exec.Cmd, urls
 		config := filepath.Join(dir, "nats.conf")
 		text := fmt.Sprintf("server_name: %s\nlisten: \"%s:4222\"\nlog_file: %q\njetstream { store_dir: %q, sync_interval: always }\ncluster { name: test, listen: \"%s:6222\", routes: [%s] }\n",
 			h.name, h.addr, filepath.Join(dir, "log"), dir, h.addr, strings.Join(routes, ", "))
-		if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, config, text, 0o600)
 		argv := h.enter(os.Args[0])
 		cmd := exec.CommandContext(context.WithoutCancel(t.Context()), argv[0], argv[1:]...)
 		cmd.Env = append(os.Environ(), natsConfig+"="+config)

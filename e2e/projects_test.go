@@ -110,12 +110,7 @@ func TestProjects(t *testing.T) {
 			workspace := filepath.Join(root, "project")
 			for file, text := range p.files {
 				file = filepath.Join(workspace, file)
-				if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				writeFile(t, file, text, 0o644)
 			}
 			if err := os.MkdirAll(workspace, 0o755); err != nil {
 				t.Fatal(err)
@@ -177,10 +172,7 @@ func TestProjects(t *testing.T) {
 			}
 		})
 	}
-	load, err := os.ReadFile("/proc/loadavg")
-	if err != nil {
-		t.Fatal(err)
-	}
+	load := readFile(t, "/proc/loadavg")
 	t.Logf("\n| project | backend | first session, ms | later ones, ms | host, ms | ratio |\n|---|---|---|---|---|---|\n%sload when it was over: %s", table.String(), load)
 }
 

@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -139,14 +138,8 @@ func TestProviders(t *testing.T) {
 			base, received := p.serve(t)
 			m := newMachine(t)
 			m.env = append(m.env, "MODEL_KEY=key-of-the-profile")
-			dir := filepath.Join(m.home, ".config", "caisson")
-			if err := os.MkdirAll(dir, 0o755); err != nil {
-				t.Fatal(err)
-			}
 			config := fmt.Sprintf("models: {tested: {%s, model: answering, base_url: '%s', price: {input: 1, output: 2}}}\n", p.profile, base)
-			if err := os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(config), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			m.config(t, config)
 			out := m.runTask(t, "--backend", backend, "--model", "tested", "write the file")
 			out.want(t, 0)
 			if got := treeOf(t, m.workspace)["result.txt"]; !strings.HasSuffix(got, " once\n") {
@@ -215,14 +208,8 @@ func TestStalledProviders(t *testing.T) {
 				t.Cleanup(server.Close)
 				m := newMachine(t)
 				m.env = append(m.env, "MODEL_KEY=key-of-the-profile")
-				dir := filepath.Join(m.home, ".config", "caisson")
-				if err := os.MkdirAll(dir, 0o755); err != nil {
-					t.Fatal(err)
-				}
 				config := fmt.Sprintf("models: {tested: {%s, model: answering, base_url: '%s'}}\n", strings.Trim(p.profile+", "+tt.settings, ", "), server.URL+p.base)
-				if err := os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(config), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				m.config(t, config)
 				args := []string{"--backend", backend, "--model", "tested", "write the file"}
 				if tt.timeout != "" {
 					args = append([]string{"--timeout", tt.timeout}, args...)

@@ -55,9 +55,7 @@ func TestNewRepositoriesRunNothing(t *testing.T) {
 					}
 					program, fired := filepath.Join(filepath.Dir(m.home), "program"), filepath.Join(filepath.Dir(m.home), "fired")
 					for path, content := range map[string]string{program: "#!/bin/sh\necho fired >>" + fired + "\nexit 1\n", fired: ""} {
-						if err := os.WriteFile(path, []byte(content), 0o777); err != nil {
-							t.Fatal(err)
-						}
+						writeFile(t, path, content, 0o777)
 						if err := os.Chmod(path, 0o777); err != nil {
 							t.Fatal(err)
 						}
@@ -80,10 +78,7 @@ func TestNewRepositoriesRunNothing(t *testing.T) {
 					// Who looks at what they can't enter opens it first.
 					look := "for d in a a/b; do [ ! -d $d ] || [ -x $d ] || chmod u+x $d; done; [ -x " + p.dir + " ] || chmod u+x " + p.dir + "; cd " + p.dir + " && git status"
 					ran := func() bool {
-						content, err := os.ReadFile(fired)
-						if err != nil {
-							t.Fatal(err)
-						}
+						content := readFile(t, fired)
 						return len(content) > 0
 					}
 					asOwner(control, plant)

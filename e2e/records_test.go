@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -176,10 +175,7 @@ func (m *machine) whole(t *testing.T, all records) records {
 			} `json:"spilled"`
 		}](t, r)
 		for _, s := range moved.Spilled {
-			text, err := os.ReadFile(filepath.Join(m.stateDir(), "sessions", r.Session, s.Path))
-			if err != nil {
-				t.Fatal(err)
-			}
+			text := readFile(t, filepath.Join(m.stateDir(), "sessions", r.Session, s.Path))
 			setAt(t, payload, strings.Split(s.Pointer, "/")[1:], string(text))
 		}
 		if len(moved.Spilled) > 0 {

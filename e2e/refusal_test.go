@@ -133,15 +133,9 @@ func TestRefusals(t *testing.T) {
 }
 
 // config writes the user's configuration file.
-func (m *machine) config(t *testing.T, text string) {
+func (m *machine) config(t testing.TB, text string) {
 	t.Helper()
-	dir := filepath.Join(m.home, ".config", "caisson")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, filepath.Join(m.home, ".config", "caisson", "config.yaml"), text, 0o600)
 }
 
 // wantOneParagraph fails the test unless a message is short and for people:

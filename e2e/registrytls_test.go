@@ -66,9 +66,7 @@ func newAuthority(t *testing.T, dir, called string) authority {
 	}
 	text := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: caDER})
 	a.pool.AppendCertsFromPEM(text)
-	if err := os.WriteFile(a.file, text, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, a.file, text, 0o644)
 	return a
 }
 
@@ -123,9 +121,7 @@ func TestRegistryOverTLS(t *testing.T) {
 				if err := os.MkdirAll(folder, 0o700); err != nil {
 					t.Fatal(err)
 				}
-				if err := os.WriteFile(filepath.Join(folder, "config.json"), fmt.Appendf(nil, `{"auths":{%q:{"auth":%q}}}`, host, auth), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				writeFile(t, filepath.Join(folder, "config.json"), fmt.Sprintf(`{"auths":{%q:{"auth":%q}}}`, host, auth), 0o600)
 			}
 			out := m.run(t, "images", "pull", ref.String())
 			if tt.says == nil {

@@ -42,9 +42,7 @@ func resumedScript(t *testing.T, dir string) string {
 	}
 	b.WriteString("  - text: All files are there.\n")
 	path := filepath.Join(dir, "resumed.yaml")
-	if err := os.WriteFile(path, []byte(b.String()), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, path, b.String(), 0o644)
 	return path
 }
 
@@ -183,10 +181,10 @@ func killAndResume(t *testing.T, backend, mode string, most int, seed uint64) {
 	took := time.Since(begun)
 	want := story(t, traceOf(t, calm), nil)
 	wanted := finalFiles(t, calm)
-	if got := repeated(readFile(t, calm, "attempts")); len(got) > 0 {
+	if got := repeated(calm.read(t, "attempts")); len(got) > 0 {
 		t.Fatalf("calls %v ran twice, undisturbed", got)
 	}
-	if got := repeated(strings.Repeat(readFile(t, calm, "attempts"), 2)); len(got) != resumedCalls+3 {
+	if got := repeated(strings.Repeat(calm.read(t, "attempts"), 2)); len(got) != resumedCalls+3 {
 		t.Fatalf("control: of calls that ran twice only %v are found", got)
 	}
 	kills, lost := 0, 0
@@ -242,7 +240,7 @@ func killAndResume(t *testing.T, backend, mode string, most int, seed uint64) {
 			t.Errorf("session %d: the conversation (-undisturbed +resumed):\n%s", session, diff)
 		}
 		apply(m)
-		if got := repeated(readFile(t, m, "attempts")); len(got) > 0 {
+		if got := repeated(m.read(t, "attempts")); len(got) > 0 {
 			t.Errorf("session %d: calls %v ran twice", session, got)
 		}
 		if diff := cmp.Diff(wanted, finalFiles(t, m)); diff != "" {
@@ -296,7 +294,7 @@ func TestResumeKeepsTheOverlay(t *testing.T) {
 		}
 		m.run(t, "apply", session).want(t, 0)
 		for name, want := range map[string]string{"a": "after\n", "d/new": "new\nmore\n", "tool": "by tool\n"} {
-			if got := readFile(t, m, name); got != want {
+			if got := m.read(t, name); got != want {
 				t.Errorf("%s is %q, want %q", name, got, want)
 			}
 		}
@@ -361,7 +359,7 @@ func TestResumeOfACopy(t *testing.T) {
 	m.run(t, "trace", "verify", session).want(t, 0)
 	m.run(t, "apply", session).want(t, 0)
 	for name, want := range map[string]string{"a": "after\n", "d/new": "new\nmore\n", "tool": "by tool\n"} {
-		if got := readFile(t, m, name); got != want {
+		if got := m.read(t, name); got != want {
 			t.Errorf("%s is %q, want %q", name, got, want)
 		}
 	}
@@ -383,20 +381,8 @@ func traceOf(t testing.TB, m *machine) []byte {
 	if len(paths) == 0 {
 		return nil
 	}
-	text, err := os.ReadFile(paths[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := readFile(t, paths[0])
 	return text
-}
-
-func readFile(t *testing.T, m *machine, name string) string {
-	t.Helper()
-	text, err := os.ReadFile(filepath.Join(m.workspace, name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
 }
 
 // finalFiles are the files of the workspace but the one with the attempts.

@@ -21,19 +21,12 @@ func TestResumeOverHTTP(t *testing.T) {
 	script := filepath.Join(m.home, "script.yaml")
 	turns := "version: 1\nname: test\nturns:\n  - calls: [{tool: shell, input: {command: \"echo 1 >> attempts; sleep 600\"}}]\n" +
 		"  - calls: [{tool: shell, input: {command: \"cat attempts\"}}]\n  - text: Done.\n"
-	if err := os.WriteFile(script, []byte(turns), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, script, turns, 0o644)
 	backend, port := anyBackend(t), freePort(t)
 	c := apiClient{t: t, base: fmt.Sprintf("http://127.0.0.1:%d", port)}
 	serve := func() *running {
-		r := m.start(t, "serve", "--root", m.workspace, "--policy", "ci", "--backend", backend, "--model", "replay/"+script, "--listen", fmt.Sprintf("127.0.0.1:%d", port))
-		r.until(t, "it listens", func() bool { return strings.Contains(r.stderr.String(), "caisson: backend ") })
-		token, err := os.ReadFile(filepath.Join(m.stateDir(), "serve.token"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.token = strings.TrimSpace(string(token))
+		r := m.serve(t, "--policy", "ci", "--backend", backend, "--model", "replay/"+script, "--listen", fmt.Sprintf("127.0.0.1:%d", port))
+		c.token = m.writtenToken(t)
 		return r
 	}
 	r := serve()
@@ -85,7 +78,7 @@ func TestResumeOverHTTP(t *testing.T) {
 	if len(resumed) != 1 || len(resumed[0].Interrupted) != 1 || len(payloadsOf[record.SandboxStarted](t, text)) != 2 {
 		t.Errorf("resumed %+v, %d attestations", resumed, len(payloadsOf[record.SandboxStarted](t, text)))
 	}
-	if got := readFile(t, m, "attempts"); got != "1\n" {
+	if got := m.read(t, "attempts"); got != "1\n" {
 		t.Errorf("attempts are %q", got)
 	}
 	for _, args := range [][]string{{"verify"}, {"show"}, {"export"}} {

@@ -49,9 +49,7 @@ func TestResumeBehindRemains(t *testing.T) {
 		t.Fatal(err)
 	}
 	bundle := filepath.Join(dir, "bundle")
-	if err := os.WriteFile(bundle, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, bundle, "", 0o600)
 	resume := []string{"run", "--workspace", m.workspace, "--policy", "ci", "--json", "--resume", session}
 	refused := m.run(t, resume...)
 	refused.want(t, 44)

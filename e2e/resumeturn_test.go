@@ -54,7 +54,7 @@ func TestResumeTwiceAtOnce(t *testing.T) {
 	if resumed := payloadsOf[record.SessionResumed](t, text); len(resumed) != 1 || len(resumed[0].Interrupted) != 1 {
 		t.Errorf("resumed %+v", resumed)
 	}
-	if got := readFile(t, m, "attempts"); got != "1\n" {
+	if got := m.read(t, "attempts"); got != "1\n" {
 		t.Errorf("attempts are %q", got)
 	}
 	checkResumedTrace(t, m, session, text)
@@ -126,7 +126,7 @@ func TestResumeAfterSIGTERM(t *testing.T) {
 	if len(told) < 3 || !slices.ContainsFunc(told, func(s string) bool { return strings.Contains(s, "Done.") }) {
 		t.Errorf("the conversation: %q", told)
 	}
-	if got := readFile(t, m, "attempts"); got != "1\n" {
+	if got := m.read(t, "attempts"); got != "1\n" {
 		t.Errorf("attempts are %q", got)
 	}
 	if ended := payloadsOf[record.SessionEnded](t, text); len(ended) != 2 || len(payloadsOf[record.TurnCancelled](t, text)) != 1 {

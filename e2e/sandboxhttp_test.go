@@ -127,14 +127,9 @@ func (r *lossyRelay) pass(client *net.TCPConn) {
 func (m *machine) servingSandboxes(t *testing.T, backend string) (r *running, address string) {
 	t.Helper()
 	m.env = append(m.env, "CONTROL_TOKEN="+secret())
-	config := filepath.Join(m.home, ".config", "caisson", "config.yaml")
-	text := "serve:\n  tokens: {test: {env: CONTROL_TOKEN}}\n  max_sessions: 200\n  max_streams: 256\n  sandboxes: {enabled: true}\n"
-	if err := errors.Join(os.MkdirAll(filepath.Dir(config), 0o700), os.WriteFile(config, []byte(text), 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	m.config(t, "serve:\n  tokens: {test: {env: CONTROL_TOKEN}}\n  max_sessions: 200\n  max_streams: 256\n  sandboxes: {enabled: true}\n")
 	address = fmt.Sprintf("127.0.0.1:%d", freePort(t))
-	r = m.start(t, "serve", "--root", m.workspace, "--backend", backend, "--listen", address)
-	r.until(t, "it listens", func() bool { return strings.Contains(r.stderr.String(), "caisson: backend ") })
+	r = m.serve(t, "--backend", backend, "--listen", address)
 	return r, address
 }
 

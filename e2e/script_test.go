@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"testing"
 )
@@ -42,8 +41,6 @@ func (m *machine) playing(t testing.TB, rounds ...[]scriptCall) []string {
 	path := filepath.Join(filepath.Dir(m.home), "script.yaml")
 	// JSON is YAML.
 	text := fmt.Sprintf("version: 1\nname: test\ntask: %s\nturns: %s\n", task, mustJSON(t, turns))
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, path, text, 0o644)
 	return []string{"--model", "replay/" + path, task}
 }

@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -86,10 +85,7 @@ func (c apiClient) id(text []byte) string {
 // traceOf are the whole records of a session so far.
 func (m *machine) traceOf(t *testing.T, session string) records {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(m.stateDir(), "sessions", session, "trace.jsonl"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := readFile(t, filepath.Join(m.stateDir(), "sessions", session, "trace.jsonl"))
 	return readRecords(t, string(text[:bytes.LastIndexByte(text, '\n')+1]))
 }
 
@@ -169,20 +165,15 @@ func TestNoSessionApprovesItself(t *testing.T) {
 		token := secret()
 		m.env = append(m.env, "CONTROL_TOKEN="+token)
 		local := fmt.Sprintf("http://127.0.0.1:%d", port)
-		settings := fmt.Sprintf("serve:\n  tokens: {test: {env: CONTROL_TOKEN, roles: [admin]}}\nfetch:\n  allow: [%q, %q]\n", local+"/", fmt.Sprintf("http://localhost:%d/", port))
-		config := filepath.Join(m.home, ".config", "caisson", "config.yaml")
-		if err := errors.Join(os.MkdirAll(filepath.Dir(config), 0o700), os.WriteFile(config, []byte(settings), 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		m.config(t, fmt.Sprintf("serve:\n  tokens: {test: {env: CONTROL_TOKEN, roles: [admin]}}\nfetch:\n  allow: [%q, %q]\n", local+"/", fmt.Sprintf("http://localhost:%d/", port)))
 		m.write(t, "knock.py", knock)
 		model := m.playing(t, []scriptCall{
 			shell("python3 knock.py"), call("fetch", map[string]any{"url": local + "/sessions"}),
 			call("fetch", map[string]any{"url": fmt.Sprintf("http://localhost:%d/sessions", port)}),
 			call("write_file", map[string]any{"path": "self-approved", "content": "x"}),
 		})[1]
-		server := m.start(t, "serve", "--root", m.workspace, "--policy", "default", "--backend", backend, "--model", model,
+		server := m.serve(t, "--policy", "default", "--backend", backend, "--model", model,
 			"--listen", fmt.Sprintf("0.0.0.0:%d", port), "--allow-remote", "--listen", "unix:"+socket)
-		server.until(t, "it listens", func() bool { return strings.Contains(server.stderr.String(), "caisson: backend ") })
 
 		c := apiClient{t: t, base: local, token: token}
 		session := c.start(m.workspace)
@@ -288,13 +279,8 @@ func TestSecretsStayOutOfTheAPI(t *testing.T) {
 		call("patch_file", map[string]any{"path": "notes.txt", "old": "nothing", "new": "marker and " + key}),
 	})[1]
 	socket := filepath.Join(m.home, "s.sock")
-	server := m.start(t, "serve", "--root", m.workspace, "--policy", "ci", "--backend", backend, "--model", model, "--listen", "unix:"+socket, "--verbose")
-	server.until(t, "it listens", func() bool { return strings.Contains(server.stderr.String(), "caisson: backend ") })
-	token, err := os.ReadFile(filepath.Join(m.stateDir(), "serve.token"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	canaries["the token"] = strings.TrimSpace(string(token))
+	server := m.serve(t, "--policy", "ci", "--backend", backend, "--model", model, "--listen", "unix:"+socket, "--verbose")
+	canaries["the token"] = m.writtenToken(t)
 	c := apiClient{t: t, base: "http://localhost", token: canaries["the token"], socket: socket}
 	session := c.start(m.workspace)
 	c.turn(session, "do it")

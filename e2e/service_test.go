@@ -21,10 +21,7 @@ func buildGreeter(t *testing.T) []byte {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	program, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	program := readFile(t, path)
 	return program
 }
 
@@ -87,12 +84,7 @@ func TestService(t *testing.T) {
 
 				config := filepath.Join(m.home, ".config", "caisson", "config.yaml")
 				text := "service:\n  run: command\n  command: [greeter, serve, '127.0.0.1:9000']\n  dir: /data\n  health_check: {test: [CMD, greeter, get, '127.0.0.1:9000'], interval: 50ms}\n"
-				if err := os.MkdirAll(filepath.Dir(config), 0o755); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				writeFile(t, config, text, 0o644)
 				chownTree(t, filepath.Join(m.home, ".config"), int(uid))
 				out = m.runTask(t, append([]string{"--backend", backend, "--image", sick}, m.playing(t, []scriptCall{shell("greeter get 127.0.0.1:9000")})...)...)
 				out.want(t, 0)

@@ -78,16 +78,32 @@ func (m *machine) become(t testing.TB, uid, gid uint32, groups ...uint32) {
 	m.user = &syscall.Credential{Uid: uid, Gid: gid, Groups: groups}
 }
 
-// write puts a file into the workspace.
+// write puts a file into the workspace, and read returns one.
 func (m *machine) write(t testing.TB, name, content string) {
 	t.Helper()
-	path := filepath.Join(m.workspace, name)
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+	writeFile(t, filepath.Join(m.workspace, name), content, 0o644)
+}
+
+func (m *machine) read(t testing.TB, name string) string {
+	t.Helper()
+	return string(readFile(t, filepath.Join(m.workspace, name)))
+}
+
+// writeFile writes a file, and makes the directories above it that are missing.
+func writeFile[T string | []byte](t testing.TB, path string, content T, mode os.FileMode) {
+	t.Helper()
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), mode)); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+}
+
+func readFile(t testing.TB, path string) []byte {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	if err != nil {
 		t.Fatal(err)
 	}
+	return content
 }
 
 // running is a caisson that was started.

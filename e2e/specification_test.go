@@ -106,13 +106,8 @@ func TestSpecification9_4OverHTTP(t *testing.T) {
 		[]scriptCall{shell(install)},
 	)[1]
 	socket := filepath.Join(m.home, "s.sock")
-	server := m.start(t, "serve", "--root", m.workspace, "--policy", "default", "--backend", backend, "--model", model, "--listen", "unix:"+socket)
-	server.until(t, "it listens", func() bool { return strings.Contains(server.stderr.String(), "caisson: backend ") })
-	token, err := os.ReadFile(filepath.Join(m.stateDir(), "serve.token"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := apiClient{t: t, base: "http://localhost", token: strings.TrimSpace(string(token)), socket: socket}
+	server := m.serve(t, "--policy", "default", "--backend", backend, "--model", model, "--listen", "unix:"+socket)
+	c := apiClient{t: t, base: "http://localhost", token: m.writtenToken(t), socket: socket}
 	session := c.start(m.workspace)
 	turn := c.turn(session, "do it")
 	ask := func(tool, decision string) {

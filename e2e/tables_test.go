@@ -131,10 +131,7 @@ type page struct {
 
 func readPage(t *testing.T, name string) page {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("..", "docs", name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := readFile(t, filepath.Join("..", "docs", name))
 	p := page{text: string(data), rows: map[string][][]string{}}
 	heading := ""
 	for line := range strings.Lines(p.text) {

@@ -148,10 +148,7 @@ func TestSandboxExecOnATerminal(t *testing.T) {
 func (m *machine) wantRecording(t *testing.T, text string) {
 	t.Helper()
 	dir := filepath.Join(m.stateDir(), "sessions", m.onlySession(t))
-	trace, err := os.ReadFile(filepath.Join(dir, record.TraceFile))
-	if err != nil {
-		t.Fatal(err)
-	}
+	trace := readFile(t, filepath.Join(dir, record.TraceFile))
 	for _, ended := range payloadsOf[record.UserCommandEnded](t, trace) {
 		if ended.Recording == nil {
 			t.Fatal("there is no recording")

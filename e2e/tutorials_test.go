@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"net/http/httptest"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -49,12 +48,7 @@ func TestTutorials(t *testing.T) {
 			m.env = []string{"PATH=" + binaries(t) + ":" + hostPath, "HOME=" + m.home, "LANG=C.UTF-8", "TERM=xterm-256color", "CAISSON_BACKEND=" + anyBackend(t)}
 			if name == "agent.md" {
 				dir := filepath.Join(m.home, "programs")
-				if err := os.Mkdir(dir, 0o755); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.WriteFile(filepath.Join(dir, "claude"), []byte(claudeStandIn), 0o755); err != nil {
-					t.Fatal(err)
-				}
+				writeFile(t, filepath.Join(dir, "claude"), claudeStandIn, 0o755)
 				m.config(t, "agents: {claude: {dir: "+dir+"}}\n")
 				model := httptest.NewServer(&mockmodel.Model{Steps: []mockmodel.Step{{Text: "Fixed."}}})
 				t.Cleanup(model.Close)

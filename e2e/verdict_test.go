@@ -40,9 +40,7 @@ func TestForgedTestResult(t *testing.T) {
 	m := newMachine(t)
 	m.env = append(m.env, "PATH="+os.Getenv("PATH"))
 	for name, text := range forgedTest {
-		if err := os.WriteFile(filepath.Join(m.workspace, name), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, filepath.Join(m.workspace, name), text, 0o644)
 	}
 	const forged = "ok  \texample.com/one\t(cached)\n"
 	for _, session := range []struct{ use, script, want string }{
