@@ -24,7 +24,7 @@ func BenchmarkResume(b *testing.B) {
 	for i := range records / 5 {
 		name := fmt.Sprintf("f%04d", i)
 		text := strings.Repeat(fmt.Sprintf("line of file %04d\n", i), 220)
-		writeFile(b, filepath.Join(m.workspace, name), text, 0o644)
+		m.write(b, name, text)
 		rounds = append(rounds, []scriptCall{call("read_file", map[string]any{"path": name})})
 	}
 	limit := []string{"--max-rounds", fmt.Sprint(len(rounds) + 10), "--backend", anyBackend(b)}

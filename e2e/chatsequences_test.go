@@ -50,7 +50,7 @@ func TestSequencesOfAChat(t *testing.T) {
 	m := newMachine(t)
 	m.env = append(m.env, "PAGER=cat")
 	name := "n\x1b[2J\u202e.txt"
-	writeFile(t, filepath.Join(m.workspace, "hostile"), hostileOutput, 0o644)
+	m.write(t, "hostile", hostileOutput)
 	turns := []scriptTurn{
 		{Text: hostileOutput + "\n\n```\n" + hostileOutput + "```\n", Calls: []scriptCall{
 			shell("cat hostile; cat hostile >&2; sleep 0.5; exit 3"),

@@ -5,7 +5,6 @@ package e2e
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -40,7 +39,7 @@ func TestForgedTestResult(t *testing.T) {
 	m := newMachine(t)
 	m.env = append(m.env, "PATH="+os.Getenv("PATH"))
 	for name, text := range forgedTest {
-		writeFile(t, filepath.Join(m.workspace, name), text, 0o644)
+		m.write(t, name, text)
 	}
 	const forged = "ok  \texample.com/one\t(cached)\n"
 	for _, session := range []struct{ use, script, want string }{
