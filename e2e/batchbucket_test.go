@@ -153,10 +153,7 @@ func TestBatchBucket(t *testing.T) {
 	}
 	kill := func(r *running) {
 		t.Helper()
-		if err := r.process.Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		<-r.ended
+		r.kill(t)
 	}
 
 	for mode, text := range map[string]string{forbidden: "AccessDenied", unconditional: "does not refuse to replace"} {

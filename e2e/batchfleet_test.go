@@ -109,10 +109,7 @@ func TestBatchFleet(t *testing.T) {
 	}
 	hosts[4].setLink("up")
 
-	if err := workers[2].process.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	<-workers[2].ended
+	workers[2].kill(t)
 	workers[2] = work(2, "0.2")
 	name := findStream(t, js)
 	stream, err := js.Stream(t.Context(), name)

@@ -80,10 +80,7 @@ func TestBatchKilled(t *testing.T) {
 			run.wait(t, time.Second).want(t, 60)
 			ended = true
 		case <-time.After(time.Duration(500+r.IntN(3500+500*kills)) * time.Millisecond): // some time a trial of 3 s ends
-			if err := run.process.Process.Signal(syscall.SIGKILL); err != nil {
-				t.Fatal(err)
-			}
-			<-run.ended
+			run.kill(t)
 			kills++
 		}
 		entries, err := os.ReadDir(filepath.Join(m.batchDir("out"), "state", "caisson", "sessions"))

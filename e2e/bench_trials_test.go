@@ -92,9 +92,7 @@ func BenchmarkTrialMemory(b *testing.B) {
 				b.Fatalf("%d of %d trials run: %s", countCommands(b, command), n, r.stderr)
 			}
 		}
-		if err := r.process.Process.Signal(os.Interrupt); err != nil {
-			b.Fatal(err)
-		}
+		r.signal(b, os.Interrupt)
 		r.wait(b, 5*time.Minute)
 		return <-watched
 	}

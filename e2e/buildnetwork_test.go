@@ -293,9 +293,7 @@ func TestBuildNetworkKilled(t *testing.T) {
 	if len(containersOf(t, session)) == 0 {
 		t.Error("control: no container of the build's network")
 	}
-	if err := r.process.Process.Signal(syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	r.signal(t, syscall.SIGKILL)
 	r.wait(t, time.Minute)
 	eventually(t, "the engine has no such container any more", time.Minute, func() bool { return len(containersOf(t, session)) == 0 })
 	m.run(t, "exec", "--backend", "docker", "--workspace", m.workspace, "--", "true").want(t, 0)

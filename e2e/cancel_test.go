@@ -53,9 +53,7 @@ func TestCancelLeavesNoProcess(t *testing.T) {
 				session := readRecords(t, run.stdout.String())[0].Session
 				wantVisible(t, backend, marker, session)
 				if test.signal != 0 {
-					if err := run.process.Process.Signal(test.signal); err != nil {
-						t.Fatal(err)
-					}
+					run.signal(t, test.signal)
 				}
 				out := run.wait(t, time.Minute)
 				out.records = readRecords(t, out.stdout)
@@ -81,10 +79,7 @@ func TestCancelLeavesNoProcess(t *testing.T) {
 func (m *machine) awaitDaemon(t *testing.T, run *running) {
 	t.Helper()
 	run.await(t, `"sandbox.started"`)
-	run.until(t, "the command and its daemon run", func() bool {
-		_, err := os.Stat(filepath.Join(m.workspace, "started"))
-		return err == nil
-	})
+	m.awaitFile(t, run, "started")
 }
 
 // wantVisible is the positive control: while the command runs, the scan sees
@@ -139,9 +134,7 @@ func TestKilledCaissonLeavesNothing(t *testing.T) {
 		killed := readRecords(t, run.stdout.String())
 		session, container := killed[0].Session, killed.attestation(t).Container
 		wantVisible(t, backend, marker, session)
-		if err := run.process.Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
+		run.signal(t, os.Kill)
 		if out := run.wait(t, time.Minute); out.signal != syscall.SIGKILL {
 			t.Fatalf("caisson ended by %v, not SIGKILL", out.signal)
 		}

@@ -201,9 +201,7 @@ func TestEgressFlood(t *testing.T) {
 			t.Errorf("after it: %s", out)
 		}
 		api.do(http.MethodDelete, "/sandboxes/"+id, nil, http.StatusOK)
-		if err := server.process.Process.Signal(syscall.SIGTERM); err != nil {
-			t.Fatal(err)
-		}
+		server.signal(t, syscall.SIGTERM)
 		server.wait(t, deadline).want(t, 0)
 		bytes := <-peak
 		t.Logf("peak of caisson: %d MiB", bytes>>20)
@@ -311,10 +309,7 @@ func TestEgressKilled(t *testing.T) {
 		case <-time.After(deadline):
 			t.Fatal("the download did not begin")
 		}
-		if err := run.process.Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		<-run.ended
+		run.kill(t)
 		select {
 		case <-ended:
 		case <-time.After(deadline):

@@ -144,10 +144,7 @@ func TestStuckFileSystem(t *testing.T) {
 			},
 			[]scriptCall{shell("rm go; echo still here")},
 		)...)...)...)
-		run.until(t, "the command runs", func() bool {
-			_, err := os.Stat(filepath.Join(m.workspace, "ready"))
-			return err == nil
-		})
+		m.awaitFile(t, run, "ready")
 		release := stuckMount(t, dir)
 		plain := make(chan error, 1)
 		go func() {
@@ -205,10 +202,7 @@ func TestWorkspaceReplaced(t *testing.T) {
 				call("write_file", map[string]any{"path": "by-tool", "content": "x"}),
 			},
 		)...)...)...)
-		run.until(t, "the command runs", func() bool {
-			_, err := os.Stat(filepath.Join(m.workspace, "ready"))
-			return err == nil
-		})
+		m.awaitFile(t, run, "ready")
 		moved := m.workspace + ".old"
 		if err := errors.Join(os.Rename(m.workspace, moved), os.Symlink(elsewhere, m.workspace)); err != nil {
 			t.Fatal(err)

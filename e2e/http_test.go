@@ -337,9 +337,7 @@ func TestServeStops(t *testing.T) {
 	onBackendsAtOnce(t, func(t *testing.T, backend string) {
 		m := newMachine(t)
 		r, sessions := m.serveBusy(t, backend, "1s")
-		if err := r.process.Process.Signal(os.Interrupt); err != nil {
-			t.Fatal(err)
-		}
+		r.signal(t, os.Interrupt)
 		m.wantStopped(t, r, sessions)
 	})
 }
@@ -350,9 +348,7 @@ func TestServeStopsAtOnce(t *testing.T) {
 	onBackendsAtOnce(t, func(t *testing.T, backend string) {
 		m := newMachine(t)
 		r, sessions := m.serveBusy(t, backend, "10m")
-		if err := r.process.Process.Signal(syscall.SIGTERM); err != nil {
-			t.Fatal(err)
-		}
+		r.signal(t, syscall.SIGTERM)
 		r.until(t, "it is ending what runs", func() bool { return strings.Contains(r.stderr.String(), "once more to kill it at once") })
 		for _, session := range sessions[1:] { // those that nothing holds up
 			r.until(t, "they have ended", func() bool { return strings.Contains(mustJSON(t, m.traceOf(t, session)), "session.ended") })
@@ -361,9 +357,7 @@ func TestServeStopsAtOnce(t *testing.T) {
 		if records := mustJSON(t, m.traceOf(t, sessions[0])); strings.Contains(records, "session.ended") || len(m.leftovers(t, sessions[0])) == 0 {
 			t.Fatalf("the command did not hold up its session's end: %s", records)
 		}
-		if err := r.process.Process.Signal(syscall.SIGTERM); err != nil {
-			t.Fatal(err)
-		}
+		r.signal(t, syscall.SIGTERM)
 		m.wantStopped(t, r, sessions)
 	})
 }
@@ -390,7 +384,7 @@ func (m *machine) serveBusy(t *testing.T, backend, grace string) (r *running, se
 	}
 	c.answer(busy, question(busy), "allow")
 	question(waits)
-	m.awaitStarted(t, r)
+	m.awaitFile(t, r, "started")
 	return r, []string{busy, waits, idle}
 }
 

@@ -426,9 +426,7 @@ func TestImagePullIsCancelled(t *testing.T) {
 	} {
 		run := m.start(t, args...)
 		<-stalled
-		if err := run.process.Process.Signal(syscall.SIGINT); err != nil {
-			t.Fatal(err)
-		}
+		run.signal(t, syscall.SIGINT)
 		out := run.wait(t, time.Minute)
 		out.want(t, 130)
 		if list := m.cached(t); len(list) > 0 && list[0].InUse {
@@ -450,10 +448,7 @@ func TestImageInUseStays(t *testing.T) {
 	ref := hub.push(t, "x:1", imageOf(t, userland(t), nil))
 	run := m.start(t, taskArgs(m, append([]string{"--backend", backend, "--image", ref},
 		m.playing(t, []scriptCall{shell("touch waiting; while ! [ -e go ]; do ls >/dev/null; done; cat /marker")})...)...)...)
-	run.until(t, "the command runs", func() bool {
-		_, err := os.Stat(filepath.Join(m.workspace, "waiting"))
-		return err == nil
-	})
+	m.awaitFile(t, run, "waiting")
 	out := m.run(t, "images", "prune", "--all")
 	out.want(t, 0)
 	if !strings.Contains(out.stdout, "kept     "+ref) {

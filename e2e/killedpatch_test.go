@@ -78,9 +78,7 @@ func TestKilledPatchIsReported(t *testing.T) {
 				m := newMachine(t)
 				patch, old, updated := longPatch(t, m)
 				run := m.patching(t, backend, patch)
-				if err := run.process.Process.Kill(); err != nil {
-					t.Fatal(err)
-				}
+				run.signal(t, os.Kill)
 				run.wait(t, time.Minute)
 				session := readRecords(t, run.stdout.String())[0].Session
 				eventually(t, "the guest ends with its caisson", time.Minute, func() bool {
@@ -145,9 +143,7 @@ func TestKilledPatchInAnOverlay(t *testing.T) {
 			found, err := filepath.Glob(filepath.Join(m.stateDir(), "sessions", "*", "overlay", "upper", "changed*"))
 			return err == nil && len(found) > 0
 		})
-		if err := run.process.Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
+		run.signal(t, os.Kill)
 		run.wait(t, time.Minute)
 		if diff := cmp.Diff(old, patchedTree(t, m)); diff != "" {
 			t.Errorf("the workspace changed (-want +got):\n%s", diff)

@@ -378,10 +378,7 @@ func TestKilledOverlaySessionKeepsItsChanges(t *testing.T) {
 		if !strings.Contains(busy.stderr, "still runs") {
 			t.Errorf("apply of a session that runs: %s", busy.stderr)
 		}
-		if err := run.process.Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		<-run.ended
+		run.kill(t)
 		session := readRecords(t, run.stdout.String())[0].Session
 		eventually(t, "the container to go", time.Minute, func() bool { return len(containersOf(t, session)) == 0 && len(processesNaming(t, session)) == 0 })
 		if text, _ := os.ReadFile(filepath.Join(m.workspace, "a")); string(text) != "before\n" {

@@ -222,9 +222,7 @@ func TestStalledProviders(t *testing.T) {
 				begun := time.Now()
 				if tt.interrupt {
 					time.Sleep(500 * time.Millisecond)
-					if err := run.process.Process.Signal(os.Interrupt); err != nil {
-						t.Fatal(err)
-					}
+					run.signal(t, os.Interrupt)
 				}
 				out := run.wait(t, deadline)
 				out.want(t, tt.status)

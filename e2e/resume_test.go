@@ -265,10 +265,7 @@ func TestResumeKeepsTheOverlay(t *testing.T) {
 			[]scriptCall{shell("cat a d/new; test ! -e gone && echo more >> d/new")},
 			[]scriptCall{call("read_file", map[string]any{"path": "d/new"}), call("write_file", map[string]any{"path": "tool", "content": "by tool\n"})})...)...)...)
 		run.until(t, "the second command", func() bool { return strings.Count(run.stdout.String(), `"tool.called"`) == 2 })
-		if err := run.process.Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		<-run.ended
+		run.kill(t)
 		session := readRecords(t, run.stdout.String())[0].Session
 		m.run(t, "run", "--workspace", m.workspace, "--policy", "ci", "--resume", session).want(t, 0)
 		text := traceOf(t, m)
@@ -326,10 +323,7 @@ func TestResumeOfACopy(t *testing.T) {
 		_, err := os.Stat(filepath.Join(m.stateDir(), "sessions", session, "overlay", "upper", "d", "new"))
 		return err == nil
 	})
-	if err := run.process.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	<-run.ended
+	run.kill(t)
 	m.run(t, "run", "--workspace", m.workspace, "--policy", "ci", "--mode", "bind", "--resume", session).want(t, 42)
 	m.run(t, "run", "--workspace", m.workspace, "--policy", "ci", "--resume", session).want(t, 0)
 	text := traceOf(t, m)

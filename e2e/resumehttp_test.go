@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/caisson-run/caisson/runner/record"
@@ -32,11 +31,8 @@ func TestResumeOverHTTP(t *testing.T) {
 	r := serve()
 	session := c.start(m.workspace)
 	turn := c.turn(session, "go")
-	r.until(t, "the command", func() bool { _, err := os.Stat(filepath.Join(m.workspace, "attempts")); return err == nil })
-	if err := r.process.Process.Signal(syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	<-r.ended
+	m.awaitFile(t, r, "attempts")
+	r.kill(t)
 
 	r = serve()
 	statuses := make(chan int, 2)
@@ -68,9 +64,7 @@ func TestResumeOverHTTP(t *testing.T) {
 		return strings.Contains(string(c.do(http.MethodGet, "/sessions/"+session+"/turns/"+turn, nil, http.StatusOK)), `"Done."`)
 	})
 	c.do(http.MethodDelete, "/sessions/"+session, nil, http.StatusOK)
-	if err := r.process.Process.Signal(os.Interrupt); err != nil {
-		t.Fatal(err)
-	}
+	r.signal(t, os.Interrupt)
 	r.wait(t, deadline).want(t, 0)
 
 	text := traceOf(t, m)

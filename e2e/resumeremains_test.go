@@ -18,10 +18,7 @@ func killDuring(t *testing.T, m *machine, args ...string) string {
 	t.Helper()
 	run := m.start(t, taskArgs(m, append(args, m.playing(t, []scriptCall{shell("echo waiting; sleep 300")})...)...)...)
 	run.until(t, "the command", func() bool { return strings.Contains(run.stdout.String(), `"tool.called"`) })
-	if err := run.process.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	<-run.ended
+	run.kill(t)
 	return readRecords(t, run.stdout.String())[0].Session
 }
 

@@ -3,8 +3,6 @@ package e2e
 import (
 	"bytes"
 	"encoding/json"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -21,11 +19,8 @@ func TestResumeTwiceAtOnce(t *testing.T) {
 	run := m.start(t, taskArgs(m, append([]string{"--backend", anyBackend(t)}, m.playing(t,
 		[]scriptCall{shell("echo 1 >> attempts; sleep 300")},
 		[]scriptCall{shell("until test -e go; do sleep 0.05; done; cat attempts")})...)...)...)
-	run.until(t, "the command", func() bool { _, err := os.Stat(filepath.Join(m.workspace, "attempts")); return err == nil })
-	if err := run.process.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	<-run.ended
+	m.awaitFile(t, run, "attempts")
+	run.kill(t)
 	session := readRecords(t, run.stdout.String())[0].Session
 	before := traceOf(t, m)
 	before = before[:bytes.LastIndexByte(before, '\n')+1]
@@ -109,10 +104,8 @@ func TestResumeAfterSIGTERM(t *testing.T) {
 	run := m.start(t, taskArgs(m, append([]string{"--backend", anyBackend(t)}, m.playing(t,
 		[]scriptCall{call("list_dir", map[string]any{"path": "."}), shell("echo 1 >> attempts; sleep 300")},
 		[]scriptCall{shell("cat attempts")})...)...)...)
-	run.until(t, "the command", func() bool { _, err := os.Stat(filepath.Join(m.workspace, "attempts")); return err == nil })
-	if err := run.process.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	m.awaitFile(t, run, "attempts")
+	run.signal(t, syscall.SIGTERM)
 	run.wait(t, deadline).want(t, 143)
 	before := traceOf(t, m)
 	session := readRecords(t, run.stdout.String())[0].Session

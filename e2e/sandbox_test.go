@@ -194,11 +194,9 @@ func (m *machine) cancelsExec(t *testing.T, backend, session string) string {
 		t.Fatal(err)
 	}
 	run := m.start(t, "sandbox", "exec", session, "sh", "-c", daemon(marker))
-	m.awaitStarted(t, run)
+	m.awaitFile(t, run, "started")
 	wantVisible(t, backend, marker, session)
-	if err := run.process.Process.Signal(syscall.SIGINT); err != nil {
-		t.Fatal(err)
-	}
+	run.signal(t, syscall.SIGINT)
 	out := run.wait(t, time.Minute)
 	out.want(t, 130)
 	if !strings.Contains(out.stdout, "partial-output-of-"+marker) {
@@ -208,15 +206,6 @@ func (m *machine) cancelsExec(t *testing.T, backend, session string) string {
 		t.Errorf("processes of the cancelled command live on: %v", left)
 	}
 	return marker
-}
-
-// awaitStarted waits until a command has made the file "started".
-func (m *machine) awaitStarted(t *testing.T, run *running) {
-	t.Helper()
-	run.until(t, "the command runs", func() bool {
-		_, err := os.Stat(filepath.Join(m.workspace, "started"))
-		return err == nil
-	})
 }
 
 // wantUserCommands requires that each user's command is recorded before and
@@ -273,9 +262,7 @@ func TestSandboxCollect(t *testing.T) {
 			t.Fatal(err)
 		}
 		sibling, session := m.live(t, backend)
-		if err := dead.process.Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
+		dead.signal(t, os.Kill)
 		dead.wait(t, time.Minute)
 		states := map[string]string{}
 		for _, l := range m.list(t) {

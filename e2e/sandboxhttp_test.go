@@ -223,9 +223,7 @@ func TestSandboxesOverCutConnections(t *testing.T) {
 			t.Errorf("every command ran once without keys: the relay proves nothing")
 		}
 	})
-	if err := server.process.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	server.signal(t, syscall.SIGTERM)
 	server.wait(t, deadline).want(t, 0)
 	m.wantNothingLeft(t, m.sandboxesMade(t)...)
 	if left, err := os.ReadDir(filepath.Join(m.stateDir(), "workspaces")); err == nil && len(left) > 0 {

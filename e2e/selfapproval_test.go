@@ -246,9 +246,7 @@ func TestNoSessionApprovesItself(t *testing.T) {
 		if _, err := os.Lstat(filepath.Join(m.workspace, "self-approved")); err == nil {
 			t.Error("the write was made though it was denied")
 		}
-		if err := server.process.Process.Signal(syscall.SIGTERM); err != nil {
-			t.Fatal(err)
-		}
+		server.signal(t, syscall.SIGTERM)
 		out := server.wait(t, time.Minute)
 		if out.status != 0 {
 			t.Errorf("serve ended with %d: %s", out.status, tail(out.stderr, 10))
@@ -292,9 +290,7 @@ func TestSecretsStayOutOfTheAPI(t *testing.T) {
 	c.do(http.MethodDelete, "/sessions/"+session, nil, http.StatusOK)
 	events := "/sessions/" + session + "/events" // of an ended session they end
 	seen[events] = string(c.do(http.MethodGet, events, nil, http.StatusOK))
-	if err := server.process.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	server.signal(t, syscall.SIGTERM)
 	out := server.wait(t, time.Minute)
 	out.want(t, 0)
 	seen["log"] = out.stderr

@@ -245,6 +245,29 @@ func (r *running) await(t *testing.T, text string) {
 	r.until(t, fmt.Sprintf("%q on standard output", text), func() bool { return strings.Contains(r.stdout.String(), text) })
 }
 
+// signal sends a signal, and kill waits until SIGKILL has ended it.
+func (r *running) signal(t testing.TB, signal os.Signal) {
+	t.Helper()
+	if err := r.process.Process.Signal(signal); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (r *running) kill(t testing.TB) {
+	t.Helper()
+	r.signal(t, os.Kill)
+	<-r.ended
+}
+
+// awaitFile waits until a command has made a file of the workspace.
+func (m *machine) awaitFile(t testing.TB, r *running, name string) {
+	t.Helper()
+	r.until(t, "the command makes "+name, func() bool {
+		_, err := os.Stat(filepath.Join(m.workspace, name))
+		return err == nil
+	})
+}
+
 // until waits for a condition that the run brings about, and fails if it ends
 // without.
 func (r *running) until(t testing.TB, what string, ok func() bool) {

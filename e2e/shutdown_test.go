@@ -40,9 +40,7 @@ func TestShutdownIdle(t *testing.T) {
 				m.env = append(m.env, "OPENAI_API_KEY=test", "OPENAI_BASE_URL="+silentModel(t))
 				run := m.start(t, taskArgs(m, "--backend", backend, "--model", "openai/silent", "wait")...)
 				run.await(t, `"sandbox.started"`)
-				if err := run.process.Process.Signal(signal); err != nil {
-					t.Fatal(err)
-				}
+				run.signal(t, signal)
 				out := run.wait(t, time.Minute)
 				out.want(t, 128+int(signal))
 				records := readRecords(t, out.stdout)
@@ -62,11 +60,9 @@ func TestShutdownTwice(t *testing.T) {
 		m := newMachine(t)
 		args := append([]string{"--backend", backend, "--grace", "10m"}, m.playing(t, []scriptCall{shell("trap '' TERM; touch started; while :; do sleep 1; done")})...)
 		run := m.start(t, taskArgs(m, args...)...)
-		m.awaitStarted(t, run)
+		m.awaitFile(t, run, "started")
 		for range 2 {
-			if err := run.process.Process.Signal(syscall.SIGTERM); err != nil {
-				t.Fatal(err)
-			}
+			run.signal(t, syscall.SIGTERM)
 			time.Sleep(300 * time.Millisecond) // two signals at once may be one
 		}
 		out := run.wait(t, time.Minute)
@@ -93,14 +89,12 @@ func TestShutdownHungEngine(t *testing.T) {
 			m.env = append(m.env, "DOCKER_HOST="+e.Host())
 			args := append([]string{"--backend", "docker", "--grace", "100ms"}, m.playing(t, []scriptCall{shell("touch started; while :; do sleep 1; done")})...)
 			run := m.start(t, taskArgs(m, args...)...)
-			m.awaitStarted(t, run)
+			m.awaitFile(t, run, "started")
 			e.Freeze(t)
 			defer e.Thaw(t)
 			hanging := m.start(t, "sandbox", "gc") // it waits meanwhile
 			for range signals {
-				if err := run.process.Process.Signal(syscall.SIGTERM); err != nil {
-					t.Fatal(err)
-				}
+				run.signal(t, syscall.SIGTERM)
 				time.Sleep(300 * time.Millisecond) // two signals at once may be one
 			}
 			// 30 s for a guest that does not answer, as much for its removal.

@@ -31,13 +31,8 @@ func TestSpecification9_4OnEachBackend(t *testing.T) {
 		t.Parallel()
 		m := newMachine(t)
 		run := m.start(t, taskArgs(m, append([]string{"--backend", backend}, m.playing(t, []scriptCall{shell(install)})...)...)...)
-		run.until(t, "the command runs", func() bool {
-			_, err := os.Stat(filepath.Join(m.workspace, "started"))
-			return err == nil
-		})
-		if err := run.process.Process.Signal(syscall.SIGINT); err != nil {
-			t.Fatal(err)
-		}
+		m.awaitFile(t, run, "started")
+		run.signal(t, syscall.SIGINT)
 		out := run.wait(t, time.Minute)
 		out.want(t, 130)
 		out.records = readRecords(t, out.stdout)
@@ -121,10 +116,7 @@ func TestSpecification9_4OverHTTP(t *testing.T) {
 	}
 	ask("write_file", "deny")
 	ask("shell", "allow")
-	server.until(t, "the command runs", func() bool {
-		_, err := os.Stat(filepath.Join(m.workspace, "started"))
-		return err == nil
-	})
+	m.awaitFile(t, server, "started")
 	c.do(http.MethodPost, "/sessions/"+session+"/turns/"+turn+"/cancel", nil, http.StatusOK)
 	var all records
 	ended := func(kind string, times int) {
@@ -160,9 +152,7 @@ func TestSpecification9_4OverHTTP(t *testing.T) {
 	c.turn(session, "and now?")
 	ended("turn.completed", 1)
 	c.do(http.MethodDelete, "/sessions/"+session, nil, http.StatusOK)
-	if err := server.process.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	server.signal(t, syscall.SIGTERM)
 	if out := server.wait(t, time.Minute); out.status != 0 {
 		t.Errorf("serve ended with %d: %s", out.status, tail(out.stderr, 10))
 	}

@@ -130,9 +130,7 @@ func TestTerminalOverHTTP(t *testing.T) {
 		back.waitFor(t, "started\r\n")
 		back.send(t, websocket.MessageBinary, "\x03")
 		back.waitFor(t, "go: ")
-		if err := serve.process.Process.Signal(syscall.SIGTERM); err != nil {
-			t.Fatal(err)
-		}
+		serve.signal(t, syscall.SIGTERM)
 		serve.wait(t, deadline).want(t, 0)
 		m.wantNothingLeft(t, sandbox)
 	})
