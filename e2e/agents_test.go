@@ -3,7 +3,6 @@ package e2e
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http/httptest"
@@ -172,14 +171,11 @@ func TestAgentBudget(t *testing.T) {
 func (m *machine) bridgedUsage(t *testing.T) limits.Usage {
 	t.Helper()
 	lines := strings.Split(strings.TrimSpace(string(traceOf(t, m))), "\n")
-	var last struct {
+	last := parse[struct {
 		Payload struct {
 			Usage limits.Usage `json:"usage"`
 		} `json:"payload"`
-	}
-	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &last); err != nil {
-		t.Fatal(err)
-	}
+	}](t, lines[len(lines)-1])
 	return last.Payload.Usage
 }
 

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -154,10 +153,7 @@ func (m *machine) wantBatch(t *testing.T, asking, others []string) []batch.Resul
 		}
 		m.wantNothingLeft(t, r.Sessions...)
 	}
-	var summary batch.Summary
-	if err := json.Unmarshal([]byte(m.run(t, "batch", "show", "--json", m.batchDir("out")).stdout), &summary); err != nil {
-		t.Fatal(err)
-	}
+	summary := parse[batch.Summary](t, m.run(t, "batch", "show", "--json", m.batchDir("out")).stdout)
 	var seen []string
 	for _, a := range summary.Agents {
 		seen = append(seen, a.Agent)

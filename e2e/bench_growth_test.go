@@ -79,10 +79,7 @@ func fillResults(b *testing.B, m *machine, n int) {
 	}
 	path := filepath.Join(m.workspace, "results", batch.ResultsFile)
 	text := readFile(b, path)
-	var r batch.Result
-	if err := json.Unmarshal(text, &r); err != nil {
-		b.Fatal(err)
-	}
+	r := parse[batch.Result](b, text)
 	for r.Attempt = 2; r.Attempt <= n; r.Attempt++ {
 		r.Name = r.Key.Name()
 		line, err := json.Marshal(r)

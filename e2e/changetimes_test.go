@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -67,10 +66,7 @@ func TestChangesThatHide(t *testing.T) {
 					t.Fatalf("reports %q, %v", reports, err)
 				}
 				text := readFile(t, reports[0])
-				var report runner.Report
-				if err := json.Unmarshal(text, &report); err != nil {
-					t.Fatal(err)
-				}
+				report := parse[runner.Report](t, text)
 				var listed []string
 				for _, c := range report.Changed {
 					// The loop ended somewhere: the directory has one name or the other.

@@ -33,11 +33,7 @@ func (p *jobPlace) bait(t *testing.T) jobBait {
 	b.run = p.begin(t, []string{jobSecretVariable + "=" + b.secret}, p.helper("bait", b.dir, p.project(), "bait-"+b.secret[:8], b.secret))
 	b.run.await(t, "}\n")
 	b.text, _, _ = strings.Cut(b.run.stdout.String(), "\n")
-	var said struct{ PID int }
-	if err := json.Unmarshal([]byte(b.text), &said); err != nil {
-		t.Fatal(err)
-	}
-	b.pid = said.PID
+	b.pid = parse[struct{ PID int }](t, b.text).PID
 	return b
 }
 

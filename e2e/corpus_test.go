@@ -63,8 +63,7 @@ func (c corpusTask) copyWorkdir(t *testing.T, m *machine, dir, image string) {
 	t.Helper()
 	m.start(t, "images", "export", image, m.workspace).wait(t, taskTime).want(t, 0)
 	for _, name := range c.Copies {
-		data := readFile(t, filepath.Join(dir, c.Name, name))
-		m.write(t, path.Base(name), string(data))
+		m.write(t, path.Base(name), string(readFile(t, filepath.Join(dir, c.Name, name))))
 	}
 }
 

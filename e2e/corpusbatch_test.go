@@ -3,7 +3,6 @@
 package e2e
 
 import (
-	"encoding/json"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -34,12 +33,7 @@ type corpusSource struct {
 
 func readSources(t *testing.T) []corpusSource {
 	t.Helper()
-	data := readFile(t, filepath.Join("testdata", "corpus", "batch.json"))
-	var list []corpusSource
-	if err := json.Unmarshal(data, &list); err != nil {
-		t.Fatal(err)
-	}
-	return list
+	return parse[[]corpusSource](t, readFile(t, filepath.Join("testdata", "corpus", "batch.json")))
 }
 
 func (s corpusSource) dir() string {

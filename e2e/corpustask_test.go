@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
@@ -28,12 +27,7 @@ type corpusTask struct {
 
 func readCorpus(t *testing.T) []corpusTask {
 	t.Helper()
-	data := readFile(t, filepath.Join("testdata", "corpus", "tasks.json"))
-	var list []corpusTask
-	if err := json.Unmarshal(data, &list); err != nil {
-		t.Fatal(err)
-	}
-	return list
+	return parse[[]corpusTask](t, readFile(t, filepath.Join("testdata", "corpus", "tasks.json")))
 }
 
 // TestCorpusTable holds docs/internal/corpus.md against the manifest.

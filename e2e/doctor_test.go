@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,10 +16,7 @@ func TestDoctor(t *testing.T) {
 		for _, mode := range []string{"bind", "overlay"} {
 			out := m.run(t, "doctor", "--backend", backend, "--mode", mode, "--json")
 			out.want(t, 0)
-			var findings []struct{ Check, Result, Detail, Hint string }
-			if err := json.Unmarshal([]byte(out.stdout), &findings); err != nil {
-				t.Fatalf("%q: %v", out.stdout, err)
-			}
+			findings := parse[[]struct{ Check, Result, Detail, Hint string }](t, out.stdout)
 			got := map[string]string{}
 			for _, f := range findings {
 				if f.Result == "warning" && f.Hint == "" {

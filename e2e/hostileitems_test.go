@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -57,12 +56,9 @@ var listedAttacks = map[string]attack{
 // its target.
 func (m hostileMachine) wantListed(t *testing.T, report []byte) {
 	t.Helper()
-	var r struct {
+	r := parse[struct {
 		HostExecuted []struct{ Path, By, Target string } `json:"host_executed"`
-	}
-	if err := json.Unmarshal(report, &r); err != nil {
-		t.Fatal(err)
-	}
+	}](t, report)
 	listed := map[string]string{}
 	for _, f := range r.HostExecuted {
 		listed[f.Path] = f.Target

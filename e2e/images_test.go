@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"debug/elf"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -241,14 +240,11 @@ func (m *machine) cached(t *testing.T) []struct {
 	t.Helper()
 	out := m.run(t, "images", "ls", "--json")
 	out.want(t, 0)
-	var list []struct {
+	list := parse[[]struct {
 		Reference string `json:"reference"`
 		Digest    string `json:"digest"`
 		InUse     bool   `json:"in_use"`
-	}
-	if err := json.Unmarshal([]byte(out.stdout), &list); err != nil {
-		t.Fatalf("%v: %s", err, out.stdout)
-	}
+	}](t, out.stdout)
 	return list
 }
 

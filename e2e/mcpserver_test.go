@@ -3,7 +3,6 @@ package e2e
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -197,7 +196,7 @@ func TestMCPClientsFromNPM(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var saw struct {
+		saw := parse[struct {
 			Tools   []string
 			Results map[string]struct {
 				IsError bool
@@ -206,10 +205,7 @@ func TestMCPClientsFromNPM(t *testing.T) {
 			Background, Killed, Left int
 			Cancelled                bool
 			Progress                 []struct{ Message string }
-		}
-		if err := json.Unmarshal([]byte(out), &saw); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
+		}](t, out)
 		for _, tool := range saw.Tools {
 			if r, ok := saw.Results[tool]; !ok || r.IsError {
 				t.Errorf("%s: called %v, %s", tool, ok, r.Text)

@@ -79,14 +79,11 @@ func checkResumedTrace(t *testing.T, m *machine, session string, text []byte) {
 	}
 	atif := m.run(t, "trace", "export", "--format", "atif", session)
 	atif.want(t, 0)
-	var trajectory struct {
+	trajectory := parse[struct {
 		Steps []struct {
 			Calls []json.RawMessage `json:"tool_calls"`
 		} `json:"steps"`
-	}
-	if err := json.Unmarshal([]byte(atif.stdout), &trajectory); err != nil {
-		t.Fatal(err)
-	}
+	}](t, atif.stdout)
 	calls := 0
 	for _, s := range trajectory.Steps {
 		calls += len(s.Calls)

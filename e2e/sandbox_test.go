@@ -55,10 +55,7 @@ func (m *machine) list(t *testing.T) []listed {
 	t.Helper()
 	out := m.run(t, "sandbox", "ls", "--json")
 	out.want(t, 0)
-	var list []listed
-	if err := json.Unmarshal([]byte(out.stdout), &list); err != nil {
-		t.Fatalf("sandbox ls says %q: %v", out.stdout, err)
-	}
+	list := parse[[]listed](t, out.stdout)
 	return list
 }
 
@@ -276,14 +273,11 @@ func TestSandboxCollect(t *testing.T) {
 		}
 		out := m.run(t, "sandbox", "gc", "--json")
 		out.want(t, 0)
-		var gc struct {
+		gc := parse[struct {
 			Removed  []struct{ Kind, Name, Session string }
 			Left     []struct{ Session, Why string }
 			Failures []string
-		}
-		if err := json.Unmarshal([]byte(out.stdout), &gc); err != nil {
-			t.Fatal(err)
-		}
+		}](t, out.stdout)
 		for _, r := range gc.Removed {
 			if r.Session != deadSession {
 				t.Errorf("gc removed %+v", r)

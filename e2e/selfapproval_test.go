@@ -126,12 +126,9 @@ type asked struct {
 // waiting are a session's confirmations that wait.
 func (c apiClient) waiting(session string) map[string]asked {
 	c.t.Helper()
-	var list struct {
+	list := parse[struct {
 		Confirmations []asked `json:"confirmations"`
-	}
-	if err := json.Unmarshal(c.do(http.MethodGet, "/sessions/"+session+"/confirmations", nil, http.StatusOK), &list); err != nil {
-		c.t.Fatal(err)
-	}
+	}](c.t, c.do(http.MethodGet, "/sessions/"+session+"/confirmations", nil, http.StatusOK))
 	byName := map[string]asked{}
 	for _, a := range list.Confirmations {
 		byName[a.Name] = a

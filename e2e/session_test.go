@@ -306,6 +306,16 @@ func eventually(t testing.TB, what string, d time.Duration, ok func() bool) {
 	}
 }
 
+// parse reads JSON that a program printed or wrote.
+func parse[T any, S string | []byte](t testing.TB, text S) T {
+	t.Helper()
+	var v T
+	if err := json.Unmarshal([]byte(text), &v); err != nil {
+		t.Fatalf("%v: %.2000s", err, text)
+	}
+	return v
+}
+
 // mustJSON is for script and configuration files.
 func mustJSON(t testing.TB, v any) string {
 	t.Helper()

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -113,10 +112,7 @@ func TestManyLongNames(t *testing.T) {
 			if err != nil || len(text) > 8<<20 {
 				t.Errorf("a report of %d bytes, %v", len(text), err)
 			}
-			var report runner.Report
-			if err := json.Unmarshal(text, &report); err != nil {
-				t.Fatal(err)
-			}
+			report := parse[runner.Report](t, text)
 			if n := report.ChangedCount.Files; n != count+1 || len(report.Changed)+report.ChangedOmitted != n {
 				t.Errorf("%d files are counted, %d are listed and %d are not", n, len(report.Changed), report.ChangedOmitted)
 			}

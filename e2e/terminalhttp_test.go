@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -60,10 +59,7 @@ func (c *webTerminal) next(t *testing.T) *server.TerminalEvent {
 		c.text.Write(p)
 		return nil
 	}
-	var e server.TerminalEvent
-	if err := json.Unmarshal(p, &e); err != nil {
-		t.Fatal(err)
-	}
+	e := parse[server.TerminalEvent](t, p)
 	return &e
 }
 
