@@ -75,15 +75,15 @@ func TestCancelLeavesNoProcess(t *testing.T) {
 	})
 }
 
-// awaitDaemon waits until the command of daemon runs.
+// awaitDaemon waits until the processes of daemon run.
 func (m *machine) awaitDaemon(t *testing.T, run *running) {
 	t.Helper()
 	run.await(t, `"sandbox.started"`)
 	m.awaitFile(t, run, "started")
 }
 
-// wantVisible is the positive control: while the command runs, the scan sees
-// it. gVisor's processes are its own; there the container's are seen.
+// wantVisible is the positive control: the scan sees the running command. With
+// gVisor, whose processes the host doesn't see, it sees the container's.
 func wantVisible(t *testing.T, backend, marker, session string) {
 	t.Helper()
 	if backend == "gvisor" {

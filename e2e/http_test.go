@@ -79,7 +79,7 @@ func (m *machine) serve(t testing.TB, args ...string) *running {
 	return r
 }
 
-// writtenToken is the one that a server made and wrote for its user.
+// writtenToken returns the token that a server made and wrote for its user.
 func (m *machine) writtenToken(t testing.TB) string {
 	t.Helper()
 	return strings.TrimSpace(string(readFile(t, filepath.Join(m.stateDir(), "serve.token"))))
@@ -107,7 +107,7 @@ func (m *machine) serving(t testing.TB, backend, turns string) string {
 	return fmt.Sprintf("http://127.0.0.1:%d", port)
 }
 
-// token is the one that the machine's server knows.
+// token returns the token in the server's environment.
 func (m *machine) token() string {
 	for _, v := range m.env {
 		if value, ok := strings.CutPrefix(v, "CONTROL_TOKEN="); ok {

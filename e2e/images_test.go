@@ -208,7 +208,7 @@ func (h *hub) push(t *testing.T, tag string, i v1.Image) string {
 	return h.host + "/" + tag
 }
 
-// looks is what a session says of the image that it runs on.
+// looks prints what a session sees of its image.
 const looks = `cat /marker; echo "$FROM_IMAGE $HOME"; id -u; (echo x >/marker) 2>/dev/null || echo read-only; touch /tmp/x && echo tmp; mkdir made && touch made/file`
 
 // wantLooks fails the test unless a session saw the image of [userland].
@@ -222,8 +222,8 @@ func wantLooks(t *testing.T, backend string, out outcome, env string) {
 	}
 }
 
-// seen is what a session wrote and what was wrong, without times and without the
-// uid, which is a backend's own.
+// seen returns what a session wrote, without times and without the uid, which
+// depends on the backend.
 func seen(t *testing.T, backend string, out outcome) string {
 	t.Helper()
 	_, text, _ := strings.Cut(out.records.results(t)[0].text(), "\n")
@@ -231,7 +231,7 @@ func seen(t *testing.T, backend string, out outcome) string {
 	return strings.Replace(text, "\n"+commandUID(backend)+"\n", "\nUID\n", 1)
 }
 
-// cached are the images that the machine's store has.
+// cached returns the images in the machine's store.
 func (m *machine) cached(t *testing.T) []struct {
 	Reference string `json:"reference"`
 	Digest    string `json:"digest"`
@@ -248,7 +248,7 @@ func (m *machine) cached(t *testing.T) []struct {
 	return list
 }
 
-// wantStoreIdle fails the test where an image is still held.
+// wantStoreIdle fails the test if an image is still in use.
 func (m *machine) wantStoreIdle(t *testing.T) {
 	t.Helper()
 	for _, i := range m.cached(t) {
@@ -258,8 +258,8 @@ func (m *machine) wantStoreIdle(t *testing.T) {
 	}
 }
 
-// engineHolds is what tests of images must leave as it was: volumes without a
-// name and images without one. It is empty where there is no engine.
+// engineHolds returns the engine's anonymous volumes and images, which tests must
+// leave unchanged. Without an engine it returns none.
 func engineHolds(t *testing.T) []string {
 	t.Helper()
 	if probeBackend(t, "docker") != nil {

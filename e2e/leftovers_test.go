@@ -15,9 +15,9 @@ import (
 	"github.com/docker/docker/api/types/filters"
 )
 
-// wantNothingLeft fails the test if anything of a machine's sessions is still
-// there: processes, mounts, cgroups, containers, bundles. What takes the
-// kernel or an engine a moment to remove may take it.
+// wantNothingLeft fails the test if processes, mounts, cgroups, containers or
+// bundles of a machine's sessions are left. The kernel and the engine have a
+// minute to remove them.
 func (m *machine) wantNothingLeft(t *testing.T, sessions ...string) {
 	t.Helper()
 	var left []string
@@ -32,7 +32,7 @@ func (m *machine) wantNothingLeft(t *testing.T, sessions ...string) {
 	})
 }
 
-// leftovers lists what names one of the sessions, or the machine's folders.
+// leftovers lists everything that names one of the sessions or the machine's folders.
 func (m *machine) leftovers(t *testing.T, sessions ...string) []string {
 	t.Helper()
 	names := append([]string{filepath.Dir(m.home)}, sessions...)
@@ -43,8 +43,8 @@ func (m *machine) leftovers(t *testing.T, sessions ...string) []string {
 	return append(left, m.bundles(t)...)
 }
 
-// processesNaming lists processes whose arguments or cgroups hold one of the
-// words; the test's own process does not count.
+// processesNaming lists processes whose arguments or cgroups contain one of the
+// words, except the test's own process.
 func processesNaming(t *testing.T, words ...string) []string {
 	t.Helper()
 	entries, err := os.ReadDir("/proc")
@@ -81,7 +81,7 @@ func mountsNaming(t *testing.T, words ...string) []string {
 	return found
 }
 
-// cgroupsNaming lists cgroup folders, of every hierarchy.
+// cgroupsNaming lists the cgroups of all hierarchies.
 func cgroupsNaming(t *testing.T, words ...string) []string {
 	t.Helper()
 	var found []string
@@ -101,8 +101,8 @@ func cgroupsNaming(t *testing.T, words ...string) []string {
 	return found
 }
 
-// containersOf lists the engine's containers whose name or labels hold one of
-// the words. Where there is no engine there are none.
+// containersOf lists the engine's containers whose name or labels contain one of
+// the words. Without an engine it returns none.
 func containersOf(t *testing.T, words ...string) []string {
 	t.Helper()
 	if probeBackend(t, "docker") != nil {
@@ -122,8 +122,8 @@ func containersOf(t *testing.T, words ...string) []string {
 	return found
 }
 
-// bundles lists what a backend keeps in the state folder while a session
-// lives: a session's folder holds its records and spilled output only.
+// bundles lists the files that a backend keeps in the state folder only while a
+// session lives.
 func (m *machine) bundles(t *testing.T) []string {
 	t.Helper()
 	var found []string
@@ -137,7 +137,7 @@ func (m *machine) bundles(t *testing.T) []string {
 	return found
 }
 
-// containsAny says that a text holds one of the words.
+// containsAny reports whether a text contains one of the words.
 func containsAny(text []byte, words []string) bool {
 	for _, word := range words {
 		if word != "" && bytes.Contains(text, []byte(word)) {

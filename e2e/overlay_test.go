@@ -40,7 +40,7 @@ func hostScript(t *testing.T, dir, script string) {
 	}
 }
 
-// pictureOf gives type, mode, owner and content or target of each file.
+// pictureOf returns the files' types, modes, owners, and contents or targets by path.
 func pictureOf(t *testing.T, root string) map[string]string {
 	t.Helper()
 	tree := map[string]string{}
@@ -107,7 +107,7 @@ func overlayMachine(t *testing.T, runner, owner int, groups ...uint32) (m *machi
 	return m, pictureOf(t, expected)
 }
 
-// overlayUsers are who runs caisson and whose the workspace is.
+// overlayUsers are the users who run caisson and own the workspace.
 var overlayUsers = []struct{ runner, owner int }{{0, 0}, {0, 4242}, {ordinary, ordinary}}
 
 // TestOverlayIsAppliedOrNot runs a session in overlay mode on each backend as
@@ -163,8 +163,8 @@ func TestOverlayIsAppliedOrNot(t *testing.T) {
 	})
 }
 
-// cantOverlay says that a backend honestly has no overlays for a user: exit 44,
-// a cause, and nothing left.
+// cantOverlay reports whether a backend refused an overlay for an ordinary user. It
+// then checks that the message says so.
 func cantOverlay(t *testing.T, out outcome, backend string, runner int) bool {
 	t.Helper()
 	if runner == 0 || out.status != 44 {

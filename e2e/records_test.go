@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-// traceRecord is one line that caisson wrote, read as a stranger would.
+// traceRecord is a record, decoded without caisson's own types.
 type traceRecord struct {
 	SchemaVersion int             `json:"schema_version"`
 	Seq           int             `json:"seq"`
@@ -60,7 +60,7 @@ func readRecords(t *testing.T, text string) records {
 	return all
 }
 
-// of gives the records of one kind.
+// of returns the records of one kind.
 func (all records) of(kind string) records {
 	return slices.DeleteFunc(slices.Clone(all), func(r traceRecord) bool { return r.Kind != kind })
 }
@@ -75,7 +75,7 @@ func decode[T any](t *testing.T, r traceRecord) T {
 	return v
 }
 
-// ended is what the tests need of session.ended.
+// ended has the fields of session.ended that tests use.
 type ended struct {
 	Reason     string `json:"reason"`
 	ExitStatus int    `json:"exit_status"`
@@ -97,7 +97,7 @@ func (all records) end(t *testing.T) ended {
 	return decode[ended](t, all[len(all)-1])
 }
 
-// attested is what the tests need of an attestation.
+// attested has the fields of an attestation that tests use.
 type attested struct {
 	Backend   string `json:"backend"`
 	Container string `json:"container"`
@@ -112,7 +112,7 @@ type attested struct {
 	} `json:"service"`
 }
 
-// attestation is that of sandbox.started, which must be there once.
+// attestation returns the attestation of the only sandbox.started.
 func (all records) attestation(t *testing.T) attested {
 	t.Helper()
 	started := all.of("sandbox.started")
@@ -124,7 +124,7 @@ func (all records) attestation(t *testing.T) attested {
 	}](t, started[0]).Attestation
 }
 
-// toolResult is what the model got for one call.
+// toolResult is a call's result as the model gets it.
 type toolResult struct {
 	ToolUseID string `json:"tool_use_id"`
 	Content   []struct {
@@ -133,7 +133,7 @@ type toolResult struct {
 	IsError bool `json:"is_error"`
 }
 
-// text is all of a result's text.
+// text returns all text of a result.
 func (r toolResult) text() string {
 	var b strings.Builder
 	for _, block := range r.Content {
@@ -142,7 +142,7 @@ func (r toolResult) text() string {
 	return b.String()
 }
 
-// results gives what the model got for each call, in the order of the calls.
+// results returns the calls' results in the order of the calls.
 func (all records) results(t *testing.T) []toolResult {
 	t.Helper()
 	var results []toolResult
@@ -161,8 +161,8 @@ func (all records) results(t *testing.T) []toolResult {
 	return results
 }
 
-// whole puts the values that were too long for a line back into their places,
-// from the files of the sessions' folders.
+// whole reads the values that were too long for a line from the sessions' files,
+// and puts them into their records.
 func (m *machine) whole(t *testing.T, all records) records {
 	t.Helper()
 	var out records
@@ -208,7 +208,7 @@ func setAt(t *testing.T, at any, pointer []string, value string) {
 	t.Fatalf("no place %v", pointer)
 }
 
-// failures gives the error class of each call that failed, by its id.
+// failures returns the error classes of the failed calls by their ids.
 func (all records) failures(t *testing.T) map[string]string {
 	t.Helper()
 	classes := map[string]string{}

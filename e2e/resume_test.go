@@ -46,8 +46,8 @@ func resumedScript(t *testing.T, dir string) string {
 	return path
 }
 
-// story is the conversation in the records of a session. Results of the calls with the
-// numbers in lost are left out. It fails the test where a call has not exactly one result.
+// story returns the conversation in a session's records, without the results of the calls
+// in lost. It fails the test if a call has not exactly one result.
 func story(t *testing.T, trace []byte, lost map[int]bool) []string {
 	t.Helper()
 	calls, results := map[string]int{}, map[string]int{}
@@ -79,7 +79,7 @@ func story(t *testing.T, trace []byte, lost map[int]bool) []string {
 	return out
 }
 
-// lostCalls are the numbers of the calls that were under way when a process was killed.
+// lostCalls returns the numbers of the calls that ran when a process was killed.
 func lostCalls(t *testing.T, trace []byte) map[int]bool {
 	t.Helper()
 	calls, text := map[string]int{}, map[string]string{}
@@ -365,7 +365,7 @@ func TestResumeOfACopy(t *testing.T) {
 	m.wantNothingLeft(t, session)
 }
 
-// traceOf returns the records of the machine's only session, nil where it has none.
+// traceOf returns the records of the machine's only session, or nil if it has none.
 func traceOf(t testing.TB, m *machine) []byte {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(m.stateDir(), "sessions", "*", record.TraceFile))
@@ -379,7 +379,7 @@ func traceOf(t testing.TB, m *machine) []byte {
 	return text
 }
 
-// finalFiles are the files of the workspace but the one with the attempts.
+// finalFiles returns the files of the workspace except the one with the attempts.
 func finalFiles(t *testing.T, m *machine) map[string]string {
 	t.Helper()
 	tree := treeOf(t, m.workspace)

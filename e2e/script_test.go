@@ -18,18 +18,18 @@ type scriptCall struct {
 	Input map[string]any `json:"input"`
 }
 
-// call is a call without an expectation: the tests judge the records.
+// call returns a call without an expectation, because tests check the records.
 func call(tool string, input map[string]any) scriptCall {
 	return scriptCall{Tool: tool, Input: input}
 }
 
-// shell is a call of the shell tool.
+// shell returns a call of the shell tool.
 func shell(command string) scriptCall {
 	return call("shell", map[string]any{"command": command})
 }
 
-// playing writes a script that makes each round of calls and then answers, and
-// gives the arguments of caisson that play it.
+// playing writes a script that makes the rounds of calls and then answers. It
+// returns the arguments with which caisson plays it.
 func (m *machine) playing(t testing.TB, rounds ...[]scriptCall) []string {
 	t.Helper()
 	const task = "do what the test says"

@@ -41,7 +41,7 @@ for line in open('addresses'):
 print('knocked')
 `
 
-// apiClient is one who has the token of a caisson serve.
+// apiClient is a client of caisson serve with its token.
 type apiClient struct {
 	t      testing.TB
 	base   string
@@ -49,7 +49,7 @@ type apiClient struct {
 	socket string // "" is TCP
 }
 
-// http is the way to the server.
+// http returns an HTTP client for the server.
 func (c apiClient) http() *http.Client {
 	if c.socket == "" {
 		return http.DefaultClient
@@ -59,7 +59,7 @@ func (c apiClient) http() *http.Client {
 	}}}
 }
 
-// start starts a session, turn gives it a message; both give the id.
+// start starts a session, and turn sends it a message. Both return the id.
 func (c apiClient) start(workspace string) string {
 	c.t.Helper()
 	return c.id(c.do(http.MethodPost, "/sessions", map[string]any{"workspace": workspace}, http.StatusCreated))
@@ -82,7 +82,7 @@ func (c apiClient) id(text []byte) string {
 	return cmp.Or(made.ID, made.Turn)
 }
 
-// traceOf are the whole records of a session so far.
+// traceOf returns the complete records of a session so far.
 func (m *machine) traceOf(t *testing.T, session string) records {
 	t.Helper()
 	text := readFile(t, filepath.Join(m.stateDir(), "sessions", session, "trace.jsonl"))
@@ -116,14 +116,14 @@ func (c apiClient) do(method, path string, body any, status int) []byte {
 	return text
 }
 
-// asked is what the test needs of a confirmation.
+// asked has the fields of a confirmation that tests use.
 type asked struct {
 	ID   string `json:"id"`
 	Turn string `json:"turn"`
 	Name string `json:"tool_name"`
 }
 
-// waiting are a session's confirmations that wait.
+// waiting returns a session's waiting confirmations by tool.
 func (c apiClient) waiting(session string) map[string]asked {
 	c.t.Helper()
 	list := parse[struct {

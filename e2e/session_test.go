@@ -20,11 +20,11 @@ import (
 // deadline bounds one run of caisson that is expected to end by itself.
 const deadline = 5 * time.Minute
 
-// hostPath is the PATH of every run: what a plain system has.
+// hostPath is the PATH of every run, as on a plain system.
 const hostPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// machine is one user's view of the machine: a home, a state folder and a
-// workspace of its own, so that tests don't see one another's sessions.
+// machine has a separate home, state folder and workspace, so that tests don't
+// see one another's sessions.
 type machine struct {
 	home      string
 	workspace string
@@ -66,7 +66,7 @@ func newMachine(t testing.TB) *machine {
 // stateDir is where the machine's sessions keep their records.
 func (m *machine) stateDir() string { return filepath.Join(m.home, ".local", "state", "caisson") }
 
-// become makes the machine another user's: the home, and runs from now on.
+// become gives the home to another user, who starts all further runs.
 func (m *machine) become(t testing.TB, uid, gid uint32, groups ...uint32) {
 	t.Helper()
 	if int(uid) == os.Getuid() {
@@ -106,7 +106,7 @@ func readFile(t testing.TB, path string) []byte {
 	return content
 }
 
-// running is a caisson that was started.
+// running is a started caisson.
 type running struct {
 	process *exec.Cmd
 	cancel  context.CancelFunc
@@ -150,7 +150,7 @@ func (m *machine) start(t testing.TB, args ...string) *running {
 	return r
 }
 
-// wait waits for the end, at most d.
+// wait waits at most d for the end.
 func (r *running) wait(t testing.TB, d time.Duration) outcome {
 	t.Helper()
 	select {
@@ -191,7 +191,7 @@ func taskArgs(m *machine, args ...string) []string {
 	return append([]string{"run", "--workspace", m.workspace, "--policy", "ci", "--json"}, args...)
 }
 
-// outcome is what a run of caisson left.
+// outcome is the result of a run of caisson.
 type outcome struct {
 	status         int            // -1 if a signal ended it
 	signal         syscall.Signal // 0 if none did
@@ -207,7 +207,7 @@ func (o outcome) want(t testing.TB, status int) {
 	}
 }
 
-// tail gives the last lines of a text, each cut.
+// tail returns the last lines of a text, each cut to 600 characters.
 func tail(text string, lines int) string {
 	all := strings.Split(strings.TrimRight(text, "\n"), "\n")
 	var b strings.Builder
@@ -217,7 +217,7 @@ func tail(text string, lines int) string {
 	return b.String()
 }
 
-// follower is a writer whose text can be read meanwhile.
+// follower is a writer whose text can be read while others write.
 type follower struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -268,14 +268,13 @@ func (m *machine) awaitFile(t testing.TB, r *running, name string) {
 	})
 }
 
-// until waits for a condition that the run brings about, and fails if it ends
-// without.
+// until waits for a condition. It fails if the run ends first.
 func (r *running) until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	r.untilWithin(t, what, deadline, ok)
 }
 
-// untilWithin is until with a deadline of its own.
+// untilWithin is until with another deadline.
 func (r *running) untilWithin(t testing.TB, what string, d time.Duration, ok func() bool) {
 	t.Helper()
 	eventually(t, what, d, func() bool {
@@ -291,7 +290,7 @@ func (r *running) untilWithin(t testing.TB, what string, d time.Duration, ok fun
 	})
 }
 
-// eventually polls a condition of the outside world, which nothing announces.
+// eventually polls a condition that nothing announces.
 func eventually(t testing.TB, what string, d time.Duration, ok func() bool) {
 	t.Helper()
 	timeout := time.After(d)

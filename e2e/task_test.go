@@ -86,7 +86,7 @@ func (m *machine) tally(t *testing.T) {
 	}
 }
 
-// treeOf gives each file's mode and content by its path.
+// treeOf returns the files' modes and contents by path.
 func treeOf(t *testing.T, root string) map[string]string {
 	t.Helper()
 	tree := map[string]string{}
