@@ -122,7 +122,7 @@ var ranks = map[string]int{
 
 // unranked are folders whose packages no rank binds, and that nothing in the
 // table may import.
-var unranked = []string{"sandbox/sandboxtest", "loop/boundary/boundarytest", "tools/egress/egresstest", "e2e", "examples"}
+var unranked = []string{"sandbox/sandboxtest", "sandbox/internal/worktest", "loop/boundary/boundarytest", "tools/egress/egresstest", "e2e", "examples"}
 
 // concrete are the packages that only the root package, cmd and tests may import.
 var concrete = []string{"sandbox/docker", "sandbox/oci", "loop/anthropic", "loop/ollama", "loop/openai", "loop/replay"}
