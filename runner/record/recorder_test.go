@@ -97,6 +97,10 @@ func TestRecorderSpillsWhatDoesNotFit(t *testing.T) {
 			Message{Role: loop.RoleAssistant, Blocks: []loop.Block{{ToolUse: &loop.ToolUse{Input: json.RawMessage(`{"a/b~c":"` + strings.Repeat("y", 70_000) + `"}`)}}}},
 			"/blocks/0/tool_use/input/a~1b~0c", strings.Repeat("y", 70_000),
 		},
+		"a picture": {
+			Message{Role: loop.RoleTool, Blocks: []loop.Block{{ToolResult: &loop.ToolResult{Content: []tools.Block{{MediaType: "image/png", Image: make([]byte, 60_000)}}}}}},
+			"/blocks/0/tool_result/content/0/image", strings.Repeat("A", 80_000),
+		},
 		"too many short ones": {ToolInputInvalid{CallID: "tu_1", Errors: many}, "", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -114,6 +118,9 @@ func TestRecorderSpillsWhatDoesNotFit(t *testing.T) {
 			var moved struct{ Spilled []Spilled }
 			if err := json.Unmarshal(readTrace(t, r).Records[0].Payload, &moved); err != nil || len(moved.Spilled) != 1 {
 				t.Fatalf("spilled %v, %v", moved.Spilled, err)
+			}
+			if rec := readTrace(t, r).Records[0]; tc.pointer != "" && DecodePayload(rec) == nil {
+				t.Errorf("can't be decoded: %.200s", rec.Payload)
 			}
 			s := moved.Spilled[0]
 			whole, err := os.ReadFile(filepath.Join(r.opts.Dir, s.Path))

@@ -29,7 +29,7 @@ const (
 
 // Spilled locates a value that was too long for its line. It is an element of
 // the payload's "spilled" list. The payload keeps the value's beginning and
-// end.
+// end, but nothing of a picture, so that it can still be decoded.
 type Spilled struct {
 	// Pointer is the JSON pointer of a string in the payload, or "" for the
 	// whole payload, which then has only this list.
@@ -117,16 +117,20 @@ func spillStrings(dir, id string, payload []byte, keep int) (_ []byte, list []Sp
 		if err != nil {
 			return nil, nil, err
 		}
-		head, tail := CutEnds(s.value, keep, keep)
-		s.set(fmt.Sprintf("%s\n[… %d bytes left out here, the whole is in %s …]\n%s", head, len(s.value)-len(head)-len(tail), moved.Path, tail))
+		short := ""
+		if !strings.HasSuffix(s.pointer, "/image") {
+			head, tail := CutEnds(s.value, keep, keep)
+			short = fmt.Sprintf("%s\n[… %d bytes left out here, the whole is in %s …]\n%s", head, len(s.value)-len(head)-len(tail), moved.Path, tail)
+		}
+		s.set(short)
 		list = append(list, moved)
 		root["spilled"] = list
-		short, err := marshalUnescaped(root)
+		raw, err := marshalUnescaped(root)
 		if err != nil {
 			return nil, nil, fmt.Errorf("spill payload of %s: %w", id, err)
 		}
-		if fitsLine(short) {
-			return short, list, nil
+		if fitsLine(raw) {
+			return raw, list, nil
 		}
 	}
 	return nil, nil, nil

@@ -212,11 +212,14 @@ func blocksText(blocks []loop.Block) string {
 func resultText(blocks []tools.Block) string {
 	var parts []string
 	for _, b := range blocks {
-		if len(b.Image) > 0 {
+		switch {
+		case len(b.Image) > 0:
 			parts = append(parts, fmt.Sprintf("[%s, %d bytes]", b.MediaType, len(b.Image)))
-			continue
+		case b.MediaType != "": // its bytes are in a file
+			parts = append(parts, "["+b.MediaType+"]")
+		default:
+			parts = append(parts, b.Text)
 		}
-		parts = append(parts, b.Text)
 	}
 	return strings.Join(parts, "\n")
 }
