@@ -43,6 +43,7 @@ func (c *cache) get(url string) (Response, bool) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		delete(c.byURL, url)
+		delete(c.files, res.SHA256) // the next response writes it again
 		return Response{}, false
 	}
 	res.Body, res.Cached = body, true

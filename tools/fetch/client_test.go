@@ -637,6 +637,9 @@ func TestCache(t *testing.T) {
 	if fifth := get("/a", false); fifth.Cached || string(fifth.Body) != "two" {
 		t.Errorf("changed file: %+v", fifth)
 	}
+	if sixth := get("/a", false); !sixth.Cached || string(sixth.Body) != "two" {
+		t.Errorf("after a changed file: %+v", sixth)
+	}
 	hits.Store(0)
 	get("/gone", false)
 	if get("/gone", false); hits.Load() != 2 {
