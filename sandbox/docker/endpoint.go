@@ -65,6 +65,9 @@ func resolveEndpoint(host string, getenv func(string) string) (endpoint, error) 
 	if name == "" || name == "default" {
 		return fromHost(defaultHost, "the default", getenv)
 	}
+	if dir == "" {
+		return endpoint{}, fmt.Errorf("%w: docker context %q (from DOCKER_CONTEXT): neither DOCKER_CONFIG nor HOME says where contexts are", sandbox.ErrInvalid, name)
+	}
 	return fromContext(dir, name)
 }
 

@@ -49,6 +49,7 @@ func TestResolveEndpoint(t *testing.T) {
 		{name: "in the home directory", env: map[string]string{"HOME": home}, want: "unix:///home.sock"},
 		{name: "missing context", env: map[string]string{"DOCKER_CONTEXT": "other", "DOCKER_CONFIG": config}, err: sandbox.ErrNotFound},
 		{name: "context with a path in its name", env: map[string]string{"DOCKER_CONTEXT": "../../x", "DOCKER_CONFIG": config}, err: sandbox.ErrNotFound},
+		{name: "context and no place for it", env: map[string]string{"DOCKER_CONTEXT": "mine"}, err: sandbox.ErrInvalid},
 		{name: "damaged configuration", env: map[string]string{"DOCKER_CONFIG": broken}, err: sandbox.ErrUnavailable},
 		{name: "ssh", env: map[string]string{"DOCKER_HOST": "ssh://me@there"}, err: sandbox.ErrUnsupported},
 		{name: "no scheme", host: "/var/run/docker.sock", err: sandbox.ErrInvalid},
