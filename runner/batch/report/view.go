@@ -27,7 +27,7 @@ const (
 	filePolicy = "default-src 'none'; sandbox"
 	// storyPolicy is for sessions, whose pages have styles and pictures of their own.
 	storyPolicy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
-	// noFrames is added to the policies of all pages. It counts only in a header.
+	// noFrames is added to the policies of all pages and files. It counts only in a header.
 	noFrames = "; frame-ancestors 'none'"
 )
 
@@ -167,7 +167,7 @@ func (o ViewOptions) serveFile(w http.ResponseWriter, r *http.Request) {
 		writeError(w, err)
 		return
 	}
-	w.Header().Set("Content-Security-Policy", filePolicy)
+	w.Header().Set("Content-Security-Policy", filePolicy+noFrames)
 	if isText(f) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	} else {

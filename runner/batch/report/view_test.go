@@ -208,7 +208,7 @@ func TestViewIsConfined(t *testing.T) {
 	}
 	for path, want := range map[string]string{base + "artifacts/page.html": "text/plain; charset=utf-8", base + "artifacts/image": "application/octet-stream"} {
 		status, h, _ := get(path)
-		if status != http.StatusOK || h.Get("Content-Type") != want || h.Get("Content-Security-Policy") != filePolicy || h.Get("X-Content-Type-Options") != "nosniff" {
+		if status != http.StatusOK || h.Get("Content-Type") != want || h.Get("Content-Security-Policy") != filePolicy+noFrames || h.Get("X-Content-Type-Options") != "nosniff" {
 			t.Errorf("%s: status %d, %v", path, status, h)
 		}
 	}
