@@ -252,8 +252,8 @@ func (x *Executor) RunProgram(ctx context.Context, cmd sandbox.Command) (sandbox
 // blameDisk turns a cancellation caused by a full disk into an exceeded limit, and reports
 // whether it was one.
 func blameDisk(watched context.Context, exit *sandbox.Exit) bool {
-	full, ok := errors.AsType[*limits.ExceededError](context.Cause(watched))
-	if !ok || !exit.Status.Cancelled {
+	full := diskCause(watched)
+	if full == nil || !exit.Status.Cancelled {
 		return false
 	}
 	exit.Status.Cancelled, exit.Exceeded = false, full
@@ -261,11 +261,18 @@ func blameDisk(watched context.Context, exit *sandbox.Exit) bool {
 }
 
 func diskFull(watched context.Context) error {
+	if full := diskCause(watched); full != nil {
+		return fmt.Errorf("the command was stopped: %w", full)
+	}
+	return nil
+}
+
+func diskCause(watched context.Context) *limits.ExceededError {
 	full, ok := errors.AsType[*limits.ExceededError](context.Cause(watched))
 	if !ok || full.Kind != limits.KindDisk {
 		return nil
 	}
-	return fmt.Errorf("the command was stopped: %w", full)
+	return full
 }
 
 // badDir turns a refused working directory into an error that the model understands.
