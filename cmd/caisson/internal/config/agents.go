@@ -194,12 +194,12 @@ func (a *Agent) checkSource() (key, fault string) {
 }
 
 func (a *Agent) checkCommands() (key, fault string) {
-	for key, argv := range map[string][]string{"command": a.Command, "interactive": a.Interactive} {
-		if argv == nil && key == "interactive" {
-			continue
-		}
-		if fault := a.checkProgram(argv); fault != "" {
-			return key, fault
+	if fault := a.checkProgram(a.Command); fault != "" {
+		return "command", fault
+	}
+	if a.Interactive != nil {
+		if fault := a.checkProgram(a.Interactive); fault != "" {
+			return "interactive", fault
 		}
 	}
 	told := func(text string) bool { return strings.Contains(text, "{{instruction}}") }

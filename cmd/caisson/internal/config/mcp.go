@@ -310,8 +310,9 @@ func (s *MCPServer) check(name string) (key string, err error) {
 			return "on_host", errors.New("memory and processes don't bind a program on this machine")
 		}
 	} else {
-		for key, set := range map[string]bool{"on_host": s.OnHost, "memory": s.Memory != nil, "processes": s.Processes != nil, "egress": len(s.Egress.Presets)+len(s.Egress.Secrets) > 0} {
-			if set {
+		set := map[string]bool{"on_host": s.OnHost, "memory": s.Memory != nil, "processes": s.Processes != nil, "egress": len(s.Egress.Presets)+len(s.Egress.Secrets) > 0}
+		for _, key := range sortedKeys(set) {
+			if set[key] {
 				return key, errors.New("a server with url is no program of Caisson's: presets, secrets, memory, processes and on_host are for one with command")
 			}
 		}
@@ -393,8 +394,9 @@ func (s *MCPBase) checkProgram() (key string, err error) {
 }
 
 func (s *MCPBase) checkFilters() (key string, err error) {
-	for key, list := range map[string][]string{"include": s.Include, "exclude": s.Exclude} {
-		for _, pattern := range list {
+	lists := map[string][]string{"include": s.Include, "exclude": s.Exclude}
+	for _, key := range sortedKeys(lists) {
+		for _, pattern := range lists[key] {
 			if strings.Contains(strings.TrimSuffix(pattern, "*"), "*") || pattern == "" {
 				return key, fmt.Errorf("invalid tool %q: want its name at the server, with * only at the end", pattern)
 			}
