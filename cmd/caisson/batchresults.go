@@ -268,6 +268,7 @@ func readSide(arg string) (batch.Side, error) {
 		for i := strings.LastIndex(arg, ":"); i > 0; i = strings.LastIndex(arg[:i], ":") { // an agent may contain one too
 			if _, err := os.Stat(arg[:i]); err == nil {
 				dir, agent = arg[:i], arg[i+1:]
+				break
 			}
 		}
 	}
