@@ -208,12 +208,8 @@ function fill(chunk, steps, shown) {
 
 function load(chunk) {
 	if (!isAway(chunk)) return Promise.resolve();
-	let wait = loading.get(chunk);
-	if (!wait) {
-		wait = loadSteps(chunk).finally(() => loading.delete(chunk));
-		loading.set(chunk, wait);
-	}
-	return wait;
+	if (!loading.has(chunk)) loading.set(chunk, loadSteps(chunk).finally(() => loading.delete(chunk)));
+	return loading.get(chunk);
 }
 
 async function loadSteps(chunk) {
@@ -405,9 +401,8 @@ function moveBy(n) {
 	const step = steps[Math.max(0, at)];
 	if (!step) return;
 	setHere(step);
-	const target = step.querySelector("summary") ?? step;
-	if (target === step) step.tabIndex = -1;
-	target.focus({preventScroll: true});
+	step.tabIndex = -1;
+	(step.querySelector("summary") ?? step).focus({preventScroll: true});
 	step.scrollIntoView({block: "nearest", behavior: "instant"});
 }
 
@@ -681,9 +676,7 @@ function showTitle(waiting = cards().length || Number($("list")?.dataset.waiting
 }
 
 async function ask() {
-	try {
-		showTitle(JSON.parse(await get("/attention")).waiting);
-	} catch { /* next time */ }
+	await get("/attention").then(text => showTitle(JSON.parse(text).waiting)).catch(() => {}); // next time
 	if (document.hidden) attention = setTimeout(ask, 15000);
 }
 
