@@ -50,7 +50,7 @@ func TestContainerJobConformance(t *testing.T) {
 	suite := filepath.Join(p.kit, "suite")
 	run := func(test string) string {
 		j := p.begin(t, []string{
-			"CAISSON_OCI_USER=" + suite, "CAISSON_OCI_JOB=1", "TMPDIR=" + filepath.Join(p.dir, "tmp"), "PATH=" + suite + ":/usr/bin:/bin", "REQUIRE_BACKENDS=gvisor",
+			"CAISSON_OCI_USER=" + suite, "CAISSON_OCI_JOB=1", "TMPDIR=" + filepath.Join(p.dir, "tmp"), "PATH=" + suite + ":/usr/bin:/bin", "REQUIRE_BACKENDS=gvisor", "SAMPLE=" + os.Getenv("SAMPLE"),
 		}, []string{filepath.Join(suite, "test"), "-test.v", "-test.run=" + test, "-test.parallel=4"})
 		select {
 		case <-j.ended:
@@ -63,7 +63,11 @@ func TestContainerJobConformance(t *testing.T) {
 		return j.stdout.String()
 	}
 	out := run("^TestUserProcess$/^gvisor$")
-	if n := strings.Count(out, "--- PASS: TestUserProcess/gvisor/"); n < 100 {
+	sample, least := os.Getenv("SAMPLE") != "", 100
+	if sample {
+		least = 15
+	}
+	if n := strings.Count(out, "--- PASS: TestUserProcess/gvisor/"); n < least {
 		t.Errorf("%d checks passed\n%s", n, out)
 	}
 	var skipped, want []string
@@ -71,7 +75,9 @@ func TestContainerJobConformance(t *testing.T) {
 		skipped = append(skipped, m[1])
 	}
 	for name := range checksLeftOut {
-		want = append(want, name)
+		if !sample || slices.Contains(skipped, name) {
+			want = append(want, name)
+		}
 	}
 	slices.Sort(skipped)
 	slices.Sort(want)
