@@ -97,6 +97,10 @@ func TestRecorderSpillsWhatDoesNotFit(t *testing.T) {
 			Message{Role: loop.RoleAssistant, Blocks: []loop.Block{{ToolUse: &loop.ToolUse{Input: json.RawMessage(`{"a/b~c":"` + strings.Repeat("y", 70_000) + `"}`)}}}},
 			"/blocks/0/tool_use/input/a~1b~0c", strings.Repeat("y", 70_000),
 		},
+		"an input that is named as a picture is": {
+			Message{Role: loop.RoleAssistant, Blocks: []loop.Block{{ToolUse: &loop.ToolUse{Input: json.RawMessage(`{"tool_result":{"content":[{"image":"` + strings.Repeat("y", 70_000) + `"}]}}`)}}}},
+			"/blocks/0/tool_use/input/tool_result/content/0/image", strings.Repeat("y", 70_000),
+		},
 		"a picture": {
 			Message{Role: loop.RoleTool, Blocks: []loop.Block{{ToolResult: &loop.ToolResult{Content: []tools.Block{{MediaType: "image/png", Image: make([]byte, 60_000)}}}}}},
 			"/blocks/0/tool_result/content/0/image", strings.Repeat("A", 80_000),
@@ -119,8 +123,12 @@ func TestRecorderSpillsWhatDoesNotFit(t *testing.T) {
 			if err := json.Unmarshal(readTrace(t, r).Records[0].Payload, &moved); err != nil || len(moved.Spilled) != 1 {
 				t.Fatalf("spilled %v, %v", moved.Spilled, err)
 			}
-			if rec := readTrace(t, r).Records[0]; tc.pointer != "" && DecodePayload(rec) == nil {
+			rec := readTrace(t, r).Records[0]
+			if tc.pointer != "" && DecodePayload(rec) == nil {
 				t.Errorf("can't be decoded: %.200s", rec.Payload)
+			}
+			if shown := bytes.Contains(rec.Payload, []byte("bytes left out here")); tc.want != "" && shown != (name != "a picture") {
+				t.Errorf("both ends are shown: %v", shown)
 			}
 			s := moved.Spilled[0]
 			whole, err := os.ReadFile(filepath.Join(r.opts.Dir, s.Path))

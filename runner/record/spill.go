@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -23,6 +24,9 @@ const MaxLineBytes = 64_000
 const (
 	// maxEnvelopeBytes is room for everything in a line but its payload.
 	maxEnvelopeBytes = 1_000
+	// picturePointer matches the pictures of a [Message], and no input of a model,
+	// whose text must stay visible. It is a valid pattern.
+	picturePointer = "/blocks/*/tool_result/content/*/image"
 	// spillable is the shortest string that is worth a file.
 	spillable = 4_096
 )
@@ -118,7 +122,7 @@ func spillStrings(dir, id string, payload []byte, keep int) (_ []byte, list []Sp
 			return nil, nil, err
 		}
 		short := ""
-		if !strings.HasSuffix(s.pointer, "/image") {
+		if picture, _ := path.Match(picturePointer, s.pointer); !picture {
 			head, tail := CutEnds(s.value, keep, keep)
 			short = fmt.Sprintf("%s\n[… %d bytes left out here, the whole is in %s …]\n%s", head, len(s.value)-len(head)-len(tail), moved.Path, tail)
 		}
