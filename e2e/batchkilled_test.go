@@ -39,7 +39,7 @@ func (m *machine) killedTasks(t *testing.T, image string) (model string) {
 	m.harborTask(t, "hello", image, smallTask, "echo hello > hello.txt")
 	m.harborTask(t, "changes", image, smallTask, "rm given; mkdir -p a/b; for i in 1 2 3 4 5; do echo $i > a/b/$i; done; chmod 700 a/b; echo art > /logs/artifacts/art; echo new > /new")
 	m.write(t, "tasks/changes/tests/test.sh", "#!/bin/sh\necho checking\nif [ ! -e given ] && [ \"$(cat a/b/5 /new)\" = \"5\nnew\" ]; then echo 1; else echo 0.5; fi > /logs/verifier/reward.txt\n")
-	m.harborTask(t, "slow", image, smallTask+"[agent]\ntimeout_sec = 3\n", "echo begun > begun; sleep 60")
+	m.harborTask(t, "slow", image, smallTask+"[agent]\ntimeout_sec = 3\n", "echo begun > begun; exec sleep 60")
 	m.harborTask(t, "empty", image, smallTask, "true")
 	m.write(t, "tasks/empty/tests/test.sh", "#!/bin/sh\nexit 0\n")
 	m.write(t, "model.yaml", "version: 1\nname: model\nturns:\n  - text: I do it.\n    calls:\n      - tool: shell\n        input: {command: echo hello > hello.txt}\n  - text: Done.\n")
