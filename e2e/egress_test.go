@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 	"github.com/caisson-run/caisson/tools/egress/egresstest"
 )
 
@@ -62,7 +63,7 @@ func TestEgress(t *testing.T) {
 	n := egresstest.StartInternet(t, hosts)
 	ca := filepath.Join(t.TempDir(), "ca.pem")
 	writeFile(t, ca, n.Authority.PEM(), 0o600)
-	for _, backend := range []string{"gvisor", "runc"} {
+	for _, backend := range sandboxtest.Sampled(t, "gvisor", "runc") {
 		t.Run(backend, func(t *testing.T) {
 			if err := probeBackend(t, backend); err != nil {
 				if strings.Contains(os.Getenv("REQUIRE_BACKENDS"), backend) {

@@ -21,7 +21,8 @@ import (
 
 func TestConformance(t *testing.T) {
 	t.Parallel()
-	bothAtOnce(t, func(t *testing.T, k Kind) {
+	withRuntimes(t, []Kind{GVisor, Runc}, func(t *testing.T, k Kind) { // in a sample too
+		t.Parallel()
 		b := newBed(t, k, os.Geteuid())
 		addUserImages(t, b)
 		target := conformanceTarget(b)

@@ -245,9 +245,19 @@ func processesNaming(words ...string) ([]string, error) {
 	return found, nil
 }
 
+// both runs a test with each runtime or, in a sample, with one.
 func both(t *testing.T, f func(t *testing.T, k Kind)) {
 	t.Helper()
-	for _, k := range []Kind{GVisor, Runc} {
+	kinds := []Kind{GVisor, Runc}
+	if os.Getenv(userHelper) == "" { // otherwise -run names it
+		kinds = sandboxtest.Sampled(t, kinds...)
+	}
+	withRuntimes(t, kinds, f)
+}
+
+func withRuntimes(t *testing.T, kinds []Kind, f func(t *testing.T, k Kind)) {
+	t.Helper()
+	for _, k := range kinds {
 		t.Run(string(k), func(t *testing.T) { f(t, k) })
 	}
 }
