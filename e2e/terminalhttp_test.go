@@ -84,7 +84,7 @@ func TestTerminalOverHTTP(t *testing.T) {
 		c := openWebTerminal(t, api, sandbox, "")
 		c.waitFor(t, "go: ")
 		c.send(t, websocket.MessageBinary, "stty size; echo $TERM\r")
-		c.waitFor(t, "30 100\r\nxterm-256color\r\n")
+		c.waitFor(t, "30 100\r\nxterm-256color\r\ngo: ")
 		c.send(t, websocket.MessageText, `{"rows":41,"columns":111}`)
 		c.send(t, websocket.MessageBinary, "until stty size | grep '41 111'; do :; done; sh -c \"echo re''ady; exec cat\"\r")
 		c.waitFor(t, "\n41 111\r\nready\r\n")
