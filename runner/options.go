@@ -200,6 +200,8 @@ type PolicyOptions struct {
 	Policy   policy.Policy
 	Broker   *approval.Broker
 	OnPrompt dispatch.OnPrompt
+	// Decider rules on calls before anybody is asked; nil rules on nothing.
+	Decider *approval.Decider
 	// ConfirmTimeout bounds the wait for an answer; zero means
 	// [dispatch.DefaultConfirmTimeout].
 	ConfirmTimeout time.Duration

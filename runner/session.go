@@ -361,7 +361,7 @@ func (s *Session) executorOptions(images *changes.Preimages) livesandbox.Executo
 func (s *Session) dispatcherOptions() dispatch.Options {
 	return dispatch.Options{
 		Session: s.opts.Dir.Session, Workspace: s.opts.Workspace.Path, Mount: s.opts.mountPoint(),
-		Policy: s.opts.Policy, Broker: s.opts.Broker, OnPrompt: s.opts.OnPrompt, ConfirmTimeout: s.opts.ConfirmTimeout, Concurrency: s.opts.Concurrency,
+		Policy: s.opts.Policy, Decider: s.opts.Decider, Broker: s.opts.Broker, OnPrompt: s.opts.OnPrompt, ConfirmTimeout: s.opts.ConfirmTimeout, Concurrency: s.opts.Concurrency,
 		Allow: s.mayUse, Refusal: s.refuseTool,
 		Grants: s.opts.Grants.As(approval.Author{By: "session " + s.opts.Dir.Session, Redact: redact.New(s.opts.Secrets).JSON}),
 		Emit:   s.events.toolEvent, Abandon: s.opts.abandonTime(),

@@ -105,10 +105,16 @@ func (t toolset) workerTools(fetched tools.Factory) []tools.Factory {
 	return worker.NewTools(worker.AgentOptions{
 		Profiles: o.Profiles, Record: t.events.recordWorker, Logger: t.log,
 		Tools: worker.ToolOptions{
-			Names: o.Tools, Factories: []tools.Factory{fetched, verify.New(verify.Options{})}, Allow: t.mayUse,
+			Names: o.Tools, Factories: []tools.Factory{fetched, verify.New(verify.Options{})}, Allow: t.mayGiveWorkers,
 			Policy: t.opts.Policy, Workspace: t.opts.Workspace.Path, CostCap: o.CostCap,
 		},
 	})
+}
+
+// mayGiveWorkers reports whether workers may use a tool. Nobody would read a decider's
+// rulings on their calls.
+func (t toolset) mayGiveWorkers(def tools.Definition) bool {
+	return t.mayUse(def) && !t.opts.Decider.Covers(def)
 }
 
 func (t toolset) memoryTools() []tools.Factory {

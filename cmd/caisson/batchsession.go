@@ -101,7 +101,7 @@ func (b *batchSession) newTrials(ctx context.Context, force <-chan struct{}) (*b
 	if err != nil {
 		return nil, err
 	}
-	session, err := b.commonOptions("ci")
+	session, err := b.commonOptions("ci", "")
 	if err != nil {
 		return nil, err
 	}

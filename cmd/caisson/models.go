@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -199,27 +200,37 @@ func (s *settings) readKeysOf(ctx context.Context, setting string, keys []config
 	return out, nil
 }
 
-// readKey runs a command and returns the line that it prints. Errors contain none of
-// its output.
-func readKey(ctx context.Context, env environ, command, writable []string) (string, error) {
+// operatorCommand returns a command of the configuration, ready to start. It refuses one
+// whose program or arguments lie where commands in the sandbox can write.
+func operatorCommand(ctx context.Context, env environ, command, writable []string) (*exec.Cmd, error) {
 	for _, path := range command[1:] {
 		if !filepath.IsAbs(path) {
 			continue
 		}
 		for _, path := range []string{path, resolvePath(path)} {
 			if dir := programs.FindWritable(writable, path); dir != "" {
-				return "", fmt.Errorf("commands in the sandbox can write to %s: %s lies there", dir, path)
+				return nil, fmt.Errorf("commands in the sandbox can write to %s: %s lies there", dir, path)
 			}
 		}
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, keyTime, fmt.Errorf("it took longer than %v", keyTime))
-	defer cancel()
 	cmd, err := programs.Command(ctx, env, writable, command[0], command[1:]...)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	// A relative path among the arguments must not name a file of the workspace.
 	cmd.Dir, cmd.WaitDelay = string(filepath.Separator), time.Second
+	return cmd, nil
+}
+
+// readKey runs a command and returns the line that it prints. Errors contain none of
+// its output.
+func readKey(ctx context.Context, env environ, command, writable []string) (string, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, keyTime, fmt.Errorf("it took longer than %v", keyTime))
+	defer cancel()
+	cmd, err := operatorCommand(ctx, env, command, writable)
+	if err != nil {
+		return "", err
+	}
 	out := &limits.Head{Size: maxKeyBytes + 1}
 	cmd.Stdout = out
 	if err := cmd.Run(); err != nil {

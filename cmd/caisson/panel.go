@@ -243,8 +243,13 @@ func (f panelFlags) workerTools(s *settings) (worker.ToolOptions, error) {
 	if err != nil {
 		return worker.ToolOptions{}, err
 	}
+	decider, err := s.newDecider("")
+	if err != nil {
+		return worker.ToolOptions{}, err
+	}
 	policy, err := s.conf.ToolPolicy("ci")
 	return worker.ToolOptions{
+		Allow: func(def tools.Definition) bool { return def.EnabledByDefault && !decider.Covers(def) }, // it rules on sessions
 		Names: f.Tools, Factories: []tools.Factory{fetches, verify.New(verify.Options{})}, Policy: policy,
 		CostCap: workerOptions(&s.conf, nil).CostCap,
 	}, err

@@ -171,9 +171,9 @@ type reporter interface {
 	defaultPreset(appliedLater bool) string
 }
 
-// commonOptions returns the options that the settings give every session. preset is
-// the policy to use if none is named.
-func (s *settings) commonOptions(preset string) (o runner.Options, err error) {
+// commonOptions returns the options that the settings give every session on a workspace,
+// or on any, "". preset is the policy to use if none is named.
+func (s *settings) commonOptions(preset, workspace string) (o runner.Options, err error) {
 	if o.Resources, err = s.conf.SandboxResources(); err != nil {
 		return o, err
 	}
@@ -181,6 +181,9 @@ func (s *settings) commonOptions(preset string) (o runner.Options, err error) {
 		return o, err
 	}
 	if o.Policy, err = s.conf.ToolPolicy(preset); err != nil {
+		return o, err
+	}
+	if o.Decider, err = s.newDecider(workspace); err != nil {
 		return o, err
 	}
 	if o.Fetch, err = s.conf.FetchOptions(); err != nil {
@@ -218,7 +221,7 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 		return runner.Options{}, &config.Error{Where: "requirements", Message: "image " + image.String() + " is not allowed on this machine", Hint: "choose what the administrator's file allows"}
 	}
 	s.host.ReportPulls((&ui.PullProgress{Say: u.printNotice}).Report)
-	o, err := s.commonOptions(u.defaultPreset(sandbox.WorkspaceMode(*s.conf.Mode).KeepsChanges() && !s.apply))
+	o, err := s.commonOptions(u.defaultPreset(sandbox.WorkspaceMode(*s.conf.Mode).KeepsChanges() && !s.apply), s.workspace.Path)
 	if err != nil {
 		return o, err
 	}

@@ -388,8 +388,8 @@ func (s *settings) knownSecrets(models ...config.SelectedModel) []redact.Secret 
 	return slices.Concat(environSecrets(s.environ, names...), printed, urlSecrets(s.environ, &s.conf))
 }
 
-// urlSecrets returns the credentials in URLs of models, engines, proxies and
-// collectors, and in collectors' headers.
+// urlSecrets returns the credentials in URLs of models, engines, proxies, collectors and
+// deciders, and in headers of the last two.
 func urlSecrets(env environ, conf *config.Config) []redact.Secret {
 	var out []redact.Secret
 	add := func(name string, raw *string) {
@@ -411,6 +411,14 @@ func urlSecrets(env environ, conf *config.Config) []redact.Secret {
 		for _, value := range values {
 			out = append(out, redact.Secret{Name: name, Value: value})
 		}
+	}
+	if d, where := conf.PolicyDecider(); d != nil {
+		headers, _ := d.HeaderValues(where, env.lookup)
+		for name, value := range headers {
+			_, credentials, _ := strings.Cut(value, " ") // such as Bearer
+			out = append(out, redact.Secret{Name: where + ".headers." + name, Value: value}, redact.Secret{Name: where + ".headers." + name, Value: credentials})
+		}
+		add(where+".url", d.URL)
 	}
 	add("telemetry.endpoint", conf.Telemetry.Endpoint)
 	add("docker.host", conf.Docker.Host)

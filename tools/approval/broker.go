@@ -47,8 +47,8 @@ type Resolution struct {
 	// Scope is how long the answer holds, perhaps less than was asked for.
 	Scope Scope `json:"scope,omitempty"`
 	// By is who resolved it: ByUser; BySession or ByGrant for an earlier answer
-	// (RequestID is then ""); ByOnPrompt if nobody could be asked; ByTimeout;
-	// ByCancel.
+	// (RequestID is then ""); ByDecider; ByOnPrompt if nobody could be asked;
+	// ByTimeout; ByCancel.
 	By string `json:"by"`
 	// Client is the label of the client that answered, or "".
 	Client string `json:"client,omitempty"`

@@ -18,6 +18,7 @@ const (
 	ByOnPrompt = "on_prompt"
 	ByTimeout  = "timeout"
 	ByCancel   = "cancel"
+	ByDecider  = "decider"
 )
 
 // errConfirmTimeout is the cause of a request's context at its deadline.

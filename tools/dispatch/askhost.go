@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
 	"time"
 
@@ -42,20 +43,28 @@ func (q HostQuestion) phrase() string {
 // the host. An error means that a record could not be written.
 func (d *Dispatcher) AskHost(ctx context.Context, q HostQuestion) (approval.Resolution, error) {
 	key := approval.Grant{Tool: approval.HostTool, Workspace: d.opts.Workspace, Phrase: q.phrase()}
+	c, err := d.describeHost(q)
+	if err != nil {
+		return approval.Resolution{}, err
+	}
+	r, ask, final, err := d.consultAboutHost(ctx, c)
+	if final || err != nil {
+		return r, err
+	}
+	if ask {
+		c.Scopes, c.Phrase = []approval.Scope{approval.ScopeOnce}, ""
+	}
 	if d.opts.Grants != nil {
 		decision, found, err := d.opts.Grants.Find(key)
 		if err != nil {
 			_ = d.out.emit(Warning{CallID: q.CallID, Message: "stored approvals could not be read and were ignored: " + err.Error()})
 		}
-		if found {
+		if found && (decision != approval.DecisionAllow || !ask) {
 			r := approval.Resolution{CallID: q.CallID, Decision: decision, Scope: approval.ScopeAlways, By: approval.ByGrant}
 			return r, d.out.emit(ConfirmationResolved{r})
 		}
 	}
-	c, err := d.describeHost(q)
-	if err != nil {
-		return approval.Resolution{}, err
-	}
+	c.Seq = int(d.confirmations.Add(1))
 	if d.opts.Broker == nil {
 		if err := d.out.emit(ConfirmationRequested{c}); err != nil {
 			return approval.Resolution{}, err
@@ -70,7 +79,7 @@ func (d *Dispatcher) AskHost(ctx context.Context, q HostQuestion) (approval.Reso
 	}
 	d.opts.Broker.Deliver(request)
 	none := func() (approval.Decision, bool) { return "", false }
-	r := d.resolveHost(c, d.opts.Broker.Wait(request, &d.answers, none), key)
+	r = d.resolveHost(c, d.opts.Broker.Wait(request, &d.answers, none), key)
 	err = d.out.emit(ConfirmationResolved{r})
 	if err != nil && r.Scope == approval.ScopeAlways && r.Decision == approval.DecisionAllow {
 		_, _ = d.opts.Grants.AnsweredBy(r.Client).Revoke(key.SameKey) // an answer that no client learns of must not last
@@ -97,7 +106,7 @@ func (d *Dispatcher) resolveHost(c approval.Confirmation, first approval.Reply, 
 	if first.Answer.Decision == approval.DecisionAllow {
 		r.Decision = approval.DecisionAllow
 	}
-	if first.Answer.Scope == approval.ScopeAlways && d.opts.Grants != nil && d.opts.Workspace != "" {
+	if first.Answer.Scope == approval.ScopeAlways && slices.Contains(c.Scopes, approval.ScopeAlways) && d.opts.Grants != nil && d.opts.Workspace != "" {
 		key.Decision = r.Decision
 		if err := d.opts.Grants.AnsweredBy(first.Client).Add(key); err != nil {
 			_ = d.out.emit(Warning{CallID: c.CallID, Message: "the answer could not be stored and holds for this command only: " + err.Error()})
@@ -121,7 +130,7 @@ func (d *Dispatcher) describeHost(q HostQuestion) (approval.Confirmation, error)
 			ID: randomHex(16), CallID: q.CallID, Name: approval.HostTool, Class: tools.ClassNetwork, Runs: tools.PlaceSandbox,
 			Input: input, Summary: summary, InputHash: hashInput(exact), Hidden: hidden, Scopes: []approval.Scope{approval.ScopeOnce},
 		},
-		Seq: int(d.confirmations.Add(1)), Workspace: dir, Exact: exact, Expires: time.Now().Add(d.opts.ConfirmTimeout),
+		Workspace: dir, Exact: exact, Expires: time.Now().Add(d.opts.ConfirmTimeout),
 	}
 	if q.Display != "" && q.Display != q.Host {
 		name, _ := tools.Display(q.Display)

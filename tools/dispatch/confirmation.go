@@ -22,6 +22,8 @@ type confirmation struct {
 	leader *confirmation
 	shown  tools.Projection
 	again  bool
+	// ruled reports that the decider ruled on what is shown.
+	ruled bool
 
 	id      string            // of the request
 	request *approval.Request // nil if nobody was asked
@@ -39,6 +41,13 @@ func newConfirmation(p *pending) *confirmation {
 	return &confirmation{once: p.verdict.Mode == policy.ModePromptOnce, done: make(chan struct{})}
 }
 
+// forgetShown forgets a projection that nobody saw.
+func (c *confirmation) forgetShown() {
+	if !c.ruled {
+		c.shown = tools.Projection{}
+	}
+}
+
 // resolve sets the result of a confirmation. A nil failure allows the call.
 func (c *confirmation) resolve(fail *tools.Error) {
 	c.fail = fail
@@ -50,7 +59,7 @@ func (c *confirmation) resolve(fail *tools.Error) {
 func (r *round) resolveWithoutAsking(all []*pending) {
 	leaders := map[approval.AnswerKey]*confirmation{}
 	for _, p := range all {
-		if p.ended || p.confirm == nil {
+		if p.ended || p.confirm == nil || isClosed(p.confirm.done) {
 			continue
 		}
 		if fail, found := r.applyEarlierAnswer(p); found {
@@ -59,12 +68,13 @@ func (r *round) resolveWithoutAsking(all []*pending) {
 		}
 		if r.d.opts.Broker == nil {
 			c := r.describeCall(p)
+			c.Seq = int(r.d.confirmations.Add(1))
 			p.confirm.id = c.ID
 			_ = r.emit(ConfirmationRequested{c})
 			p.confirm.resolve(r.applyOnPrompt(p))
 			continue
 		}
-		if p.confirm.once && p.dangerous == "" {
+		if p.confirm.once && !p.isOneOff() {
 			if leader := leaders[p.remember]; leader != nil {
 				p.confirm.leader = leader
 			} else {
@@ -94,7 +104,7 @@ func (r *round) applyEarlierAnswer(p *pending) (fail *tools.Error, found bool) {
 // dangerous command.
 func (r *round) sessionAnswer(p *pending) (approval.Decision, bool) {
 	d, ok := r.d.answers.Find(p.remember)
-	return d, ok && (d != approval.DecisionAllow || p.dangerous == "")
+	return d, ok && (d != approval.DecisionAllow || !p.isOneOff())
 }
 
 // storedAnswer returns the stored answer to a call. A dangerous command may have a
@@ -109,7 +119,7 @@ func (r *round) storedAnswer(p *pending) (approval.Decision, bool) {
 	if err != nil {
 		r.warn(p, "stored approvals could not be read and were ignored: "+err.Error())
 	}
-	return decision, found && (decision != approval.DecisionAllow || p.dangerous == "")
+	return decision, found && (decision != approval.DecisionAllow || !p.isOneOff())
 }
 
 // grantKey returns the key of a stored answer to this call, or false if it can't
@@ -157,7 +167,7 @@ func (r *round) describeCall(p *pending) approval.Confirmation {
 			Changed: p.confirm.again, Scopes: []approval.Scope{approval.ScopeOnce},
 			Projected: paths, Diff: shownDiff, Notices: tools.InputNotices(p.call.Input), Hidden: hidden || hiddenPath || hiddenDiff,
 		},
-		Seq: int(r.d.confirmations.Add(1)), Workspace: dir, Exact: bytes.Clone(p.call.Input), DiffElided: shownDiff != diff,
+		Workspace: dir, Exact: bytes.Clone(p.call.Input), DiffElided: shownDiff != diff,
 		RequiresAdmin: p.tool.Definition.RequiresAdmin, Expires: time.Now().Add(r.d.opts.ConfirmTimeout),
 		As: p.remember.As, Command: p.remember.Command,
 	}
@@ -176,11 +186,10 @@ func (r *round) describeCall(p *pending) approval.Confirmation {
 		safe, hiddenName := tools.Display(path)
 		c.Covers, c.Hidden = append(c.Covers, safe), c.Hidden || hiddenName
 	}
-	// An answer about a dangerous command covers only this call.
-	if p.dangerous == "" {
+	if !p.isOneOff() {
 		c.Scopes = append(c.Scopes, approval.ScopeSession)
 	}
-	if key, ok := grantKey(p, r.d.opts.Workspace); ok && r.d.opts.Grants != nil && p.dangerous == "" {
+	if key, ok := grantKey(p, r.d.opts.Workspace); ok && r.d.opts.Grants != nil && !p.isOneOff() {
 		c.Scopes = append(c.Scopes, approval.ScopeAlways)
 		c.Phrase, _ = tools.Display(key.Phrase)
 	}
@@ -201,15 +210,14 @@ func (r *round) describeDefinition(p *pending, c *approval.Confirmation) {
 	c.Redefined = r.d.answers.IsOutdated(p.remember) || lasts && r.d.opts.Grants != nil && r.d.opts.Grants.IsOutdated(key)
 }
 
+// needsReply reports whether a person must be asked about a call.
+func (p *pending) needsReply() bool {
+	return p.confirm != nil && p.confirm.leader == nil && !isClosed(p.confirm.done)
+}
+
 // requestConfirmations requests a round's unresolved confirmations together: all
 // are reported, in the order of the calls, before the first is delivered.
-func (r *round) requestConfirmations(open []*pending) {
-	var asking []*pending
-	for _, p := range open {
-		if p.confirm != nil && p.confirm.leader == nil && !isClosed(p.confirm.done) {
-			asking = append(asking, p)
-		}
-	}
+func (r *round) requestConfirmations(asking []*pending) {
 	if len(asking) == 0 {
 		return
 	}
@@ -241,6 +249,7 @@ func (r *round) requestConfirmations(open []*pending) {
 // it can be answered.
 func (r *round) requestConfirmation(p *pending) *approval.Request {
 	c := r.describeCall(p)
+	c.Seq = int(r.d.confirmations.Add(1))
 	p.confirm.id = c.ID
 	p.confirm.request = r.d.opts.Broker.Request(r.ctx, c)
 	_ = r.emit(ConfirmationRequested{c})
@@ -284,6 +293,13 @@ func (r *round) confirmAgain(p *pending) {
 	p.confirm = newConfirmation(p)
 	p.confirm.again = true
 	p.confirm.shown = r.projectCall(p, projectTimeout)
+	if r.d.opts.Decider.Covers(p.tool.Definition) {
+		r.consultDecider([]*pending{p})
+		r.resolveWithoutAsking([]*pending{p})
+		if isClosed(p.confirm.done) {
+			return
+		}
+	}
 	r.d.opts.Broker.Deliver(r.requestConfirmation(p))
 	p.confirm.resolve(r.waitForReply(p))
 }
@@ -294,7 +310,7 @@ func (r *round) waitForReply(p *pending) *tools.Error {
 	first := r.d.opts.Broker.Wait(p.confirm.request, &r.d.answers, func() (approval.Decision, bool) { return r.sessionAnswer(p) })
 	switch first.By {
 	case approval.BySession:
-		p.confirm.shown = tools.Projection{} // the answer was not to this diff
+		p.confirm.forgetShown() // the answer was not to this diff
 		return cmp.Or(r.recordResolution(p, first, first.Answer.Decision, approval.ScopeSession), denialOf(first.Answer.Decision))
 	case approval.ByTimeout:
 		message := fmt.Sprintf("No one confirmed this operation within %v.", r.d.opts.ConfirmTimeout)
@@ -326,7 +342,7 @@ func (r *round) applyUserAnswer(p *pending, first approval.Reply) *tools.Error {
 			a.Scope = approval.ScopeOnce
 		}
 	}
-	if p.confirm.once && a.Scope == approval.ScopeOnce && p.dangerous == "" {
+	if p.confirm.once && a.Scope == approval.ScopeOnce && !p.isOneOff() {
 		a.Scope = approval.ScopeSession
 	}
 	fail := r.recordUserAnswer(p, first, a)
@@ -351,8 +367,8 @@ func (r *round) recordUserAnswer(p *pending, first approval.Reply, a approval.An
 
 func (r *round) applyOnPrompt(p *pending) *tools.Error {
 	first := approval.Reply{By: approval.ByOnPrompt}
-	if r.d.opts.OnPrompt == OnPromptAllow {
-		p.confirm.shown = tools.Projection{} // nobody saw it
+	if r.d.opts.OnPrompt == OnPromptAllow && !p.mustAsk {
+		p.confirm.forgetShown() // nobody saw it
 		return r.recordResolution(p, first, approval.DecisionAllow, approval.ScopeOnce)
 	}
 	fail := r.recordResolution(p, first, approval.DecisionDeny, approval.ScopeOnce)

@@ -48,6 +48,8 @@ type Options struct {
 	// Broker gets people's answers. It must serve no other dispatcher. Nil means
 	// that nobody can be asked.
 	Broker *approval.Broker
+	// Decider rules on calls before anybody is asked. Nil rules on nothing.
+	Decider *approval.Decider
 	// OnPrompt is the result of a prompt if nobody can be asked; "" means
 	// OnPromptDeny.
 	OnPrompt OnPrompt

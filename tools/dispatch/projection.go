@@ -27,6 +27,9 @@ func (r *round) projectCalls(all []*pending) {
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, r.d.opts.Concurrency)
 	for _, p := range all {
+		if p.confirm.shown.State != "" {
+			continue // the decider has seen it
+		}
 		slots <- struct{}{}
 		wg.Go(func() {
 			p.confirm.shown = r.projectCall(p, projectTimeout)

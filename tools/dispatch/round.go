@@ -46,10 +46,12 @@ type pending struct {
 	// dangerous is the dangerous part of a command, safe for display, or "". Only
 	// an answer to this very command allows it.
 	dangerous string
-	confirm   *confirmation
-	ticket    *ticket
-	ended     bool // during the scan
-	result    tools.Result
+	// mustAsk reports that the decider wants a person to see this very call.
+	mustAsk bool
+	confirm *confirmation
+	ticket  *ticket
+	ended   bool // during the scan
+	result  tools.Result
 }
 
 // Round runs all calls of one assistant message and returns one result each, in
@@ -66,6 +68,7 @@ func (d *Dispatcher) Round(ctx context.Context, calls []tools.Call) ([]tools.Res
 		all[i] = &pending{call: call, result: tools.Result{CallID: call.ID, Name: call.Name}}
 		r.scanCall(all[i])
 	}
+	r.consultDecider(all)
 	r.resolveWithoutAsking(all)
 	r.runAll(all)
 	results := make([]tools.Result, len(all))
@@ -199,8 +202,7 @@ func (r *round) checkPolicy(p *pending) *tools.Error {
 	case policy.ModeAuto:
 		return nil
 	case policy.ModePrompt, policy.ModePromptOnce:
-		p.remember = approval.AnswerKey{Tool: p.call.Name, As: p.verdict.As, Command: p.verdict.Command, Definition: p.tool.Definition.Hash}
-		p.confirm = newConfirmation(p)
+		r.needConfirmation(p)
 		return nil
 	}
 	message := fmt.Sprintf("The policy refuses tool %q (class %s); don't try it again in this session.", p.tool.Wire, p.tool.Definition.Class)
@@ -212,6 +214,18 @@ func (r *round) checkPolicy(p *pending) *tools.Error {
 	}
 	return &tools.Error{Class: tools.ErrorPermissionDenied, Reason: "mode_deny", Message: message, Visible: true}
 }
+
+func (r *round) needConfirmation(p *pending) {
+	p.remember = p.answerKey()
+	p.confirm = newConfirmation(p)
+}
+
+func (p *pending) answerKey() approval.AnswerKey {
+	return approval.AnswerKey{Tool: p.call.Name, As: p.verdict.As, Command: p.verdict.Command, Definition: p.tool.Definition.Hash}
+}
+
+// isOneOff reports whether an allow covers only this call.
+func (p *pending) isOneOff() bool { return p.dangerous != "" || p.mustAsk }
 
 func (r *round) decide(p *pending) policy.Verdict {
 	return r.raiseMode(p, r.d.opts.Policy.DecideCall(r.d.danger, p.tool.Definition, r.d.opts.Workspace, p.call.Input))
@@ -257,11 +271,14 @@ func (r *round) raiseMode(p *pending, v policy.Verdict) policy.Verdict {
 }
 
 func (r *round) runAll(all []*pending) {
-	var open []*pending
+	var open, asking []*pending
 	var arrivals []arrival
 	for _, p := range all {
 		if !p.ended {
 			open = append(open, p)
+			if p.needsReply() {
+				asking = append(asking, p)
+			}
 			needs := claim{class: p.tool.Definition.Class, parallel: p.tool.Definition.Parallel, paths: p.paths}
 			if p.tool.Definition.InOrder {
 				needs.inOrder = p.tool.Definition.Name
@@ -274,7 +291,7 @@ func (r *round) runAll(all []*pending) {
 		p.ticket = tickets[i]
 	}
 	var wg sync.WaitGroup
-	wg.Go(func() { r.requestConfirmations(open) })
+	wg.Go(func() { r.requestConfirmations(asking) })
 	for _, p := range open {
 		wg.Go(func() { r.runCall(p) })
 	}

@@ -13,7 +13,7 @@ import (
 )
 
 // overlaidBy puts a policy over another, key by key. One that names a preset replaces
-// the lower one except its denials, because denials win.
+// the lower one except its denials and its decider, because denials win.
 func (p *Policy) overlaidBy(upper *Policy) *Policy {
 	switch {
 	case upper == nil:
@@ -23,7 +23,7 @@ func (p *Policy) overlaidBy(upper *Policy) *Policy {
 	}
 	lower := *p
 	if upper.Preset != nil {
-		lower = Policy{RelaxedModes: keepDenials(p.RelaxedModes), PolicyRules: PolicyRules{
+		lower = Policy{Decider: p.Decider, RelaxedModes: keepDenials(p.RelaxedModes), PolicyRules: PolicyRules{
 			Default: keepDenials(p.Default), Tools: keepDenials(p.Tools), Commands: keepDenials(p.Commands), DangerousCommands: p.DangerousCommands,
 		}}
 	}
@@ -63,6 +63,24 @@ func (c *Config) ToolPolicy(preset string) (_ policy.Policy, err error) {
 		return p, &Error{Where: "policy", Message: strings.TrimPrefix(err.Error(), "check policy: ")}
 	}
 	return p, nil
+}
+
+// PolicyDecider returns the decider, or nil, and the key of its settings. An
+// administrator's replaces the user's.
+func (c *Config) PolicyDecider() (d *Decider, where string) {
+	if r := c.Requirements.Policy; r != nil && r.Decider != nil {
+		return r.Decider, "requirements.policy.decider"
+	}
+	if c.Policy == nil {
+		return nil, ""
+	}
+	return c.Policy.Decider, "policy.decider"
+}
+
+// HeaderValues returns the values of the headers of each request. Its error is an
+// [Error] below where.
+func (d *Decider) HeaderValues(where string, getenv lookup) (map[string]string, error) {
+	return headerValues(where+".headers.", d.Headers, getenv)
 }
 
 func (p *Policy) toolPolicy(preset, home string) (policy.Policy, error) {

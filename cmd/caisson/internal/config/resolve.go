@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"slices"
 	"strings"
@@ -206,17 +207,28 @@ type Telemetry struct {
 func (t *Telemetry) Options(getenv lookup) (telemetry.Options, error) {
 	o := telemetry.Options{
 		Getenv:   func(name string) string { v, _ := getenv(name); return v },
-		Endpoint: valueOr(t.Endpoint, ""), Headers: map[string]string{}, Content: valueOr(t.Content, false),
+		Endpoint: valueOr(t.Endpoint, ""), Content: valueOr(t.Content, false),
 	}
 	var err error
-	for name, value := range t.Headers {
+	o.Headers, err = headerValues("telemetry.headers.", t.Headers, getenv)
+	return o, err
+}
+
+// headerValues returns the values of headers, of which $NAME is that of a variable. If
+// one is not set, it returns an [Error] at the header's name below where, and the
+// other values.
+func headerValues(where string, headers map[string]string, getenv lookup) (map[string]string, error) {
+	out := map[string]string{}
+	var err error
+	for _, name := range sortedKeys(headers) {
+		value := headers[name]
 		if variable, ok := strings.CutPrefix(value, "$"); ok {
 			if value, ok = getenv(variable); !ok {
-				err = &Error{Where: "telemetry.headers." + name, Message: "the variable " + variable + " is not set", Hint: "set it, or write the header's value"}
+				err = cmp.Or(err, error(&Error{Where: where + name, Message: "the variable " + variable + " is not set", Hint: "set it, or write the header's value"}))
 				continue
 			}
 		}
-		o.Headers[name] = value
+		out[name] = value
 	}
-	return o, err
+	return out, err
 }

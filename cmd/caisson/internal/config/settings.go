@@ -264,6 +264,19 @@ type Policy struct {
 	PolicyRules       `yaml:",inline"`
 	RelaxedWorkspaces []string          `yaml:"relaxed_workspaces" doc:"directories in which WRITE is auto, with everything below; a path begins with / or ~/"`
 	RelaxedModes      map[string]string `yaml:"relaxed_modes" names:"none read write execute network" words:"auto prompt_once prompt deny" doc:"modes by class in relaxed workspaces" each:"mode of a class in relaxed workspaces"`
+	Decider           *Decider          `yaml:"decider" doc:"a program or service that rules on calls before anybody is asked; see docs/approvals.md"`
+}
+
+// Decider is a program or service of the operator that rules on calls.
+type Decider struct {
+	Command   []string          `yaml:"command" doc:"program and arguments; it reads a question from standard input and writes its answer to standard output"`
+	URL       *string           `yaml:"url" doc:"https address to which questions are posted; http only on this machine"`
+	Headers   map[string]string `yaml:"headers" doc:"headers of each request to url, by name" each:"value of a header; $NAME is that of a variable"`
+	Classes   []string          `yaml:"classes" words:"none read write execute network" doc:"classes of calls that it rules on (default: write, execute, network)"`
+	Hosts     *bool             `yaml:"hosts" doc:"also ask it about hosts that no egress rule covers, and calls of fetch (default: true)"`
+	Timeout   *Duration         `yaml:"timeout" doc:"time for one answer (default: 30s)"`
+	OnFailure *string           `yaml:"on_failure" words:"deny ask" doc:"what to do without a valid answer: deny (the default), or ask a person"`
+	MayAllow  *bool             `yaml:"may_allow" doc:"let it allow what a person would be asked about (default: false)"`
 }
 
 // PolicyRules are the part of a policy that a workspace's own file can have.

@@ -290,7 +290,7 @@ func checkWord(where, word string, words []string) error {
 // checkModes refuses unknown classes and modes in the struct v of a policy. Its error
 // is an [Error] at the entry below prefix.
 func checkModes(prefix string, v reflect.Value) error {
-	for _, k := range keysOf(v.Type()) {
+	for _, k := range fieldsOf(v.Type()) {
 		modes, ok := reflect.TypeAssert[map[string]string](v.FieldByIndex(k.index))
 		if !ok {
 			continue

@@ -324,6 +324,8 @@ func answeredBy(q trace.Question) string {
 		return ": no one answered in time"
 	case "on_prompt":
 		return ": no one could be asked"
+	case "decider":
+		return " by the decider " + safeLine(q.Client)
 	}
 	return " by " + safeLine(q.By)
 }

@@ -1,0 +1,20 @@
+#!/usr/bin/env python3
+"""A decider that refuses git push outside of working hours.
+
+policy:
+  decider: {command: [/etc/caisson/working-hours.py], classes: [execute]}
+"""
+
+import datetime
+import json
+import re
+import sys
+
+question = json.load(sys.stdin)
+commands = question.get("commands", []) + [str(text) for text in question["input"].values()]
+pushes = any(re.search(r"\bgit\b.*\bpush\b", command, re.DOTALL) for command in commands)
+now = datetime.datetime.now()
+answer = {"id": question["id"], "decision": "allow"}
+if pushes and not (now.weekday() < 5 and 9 <= now.hour < 17):
+    answer.update(decision="deny", reason="Pushes wait until working hours.")
+json.dump(answer, sys.stdout)
