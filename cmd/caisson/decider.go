@@ -53,6 +53,8 @@ func (s *settings) newDecider(workspace string) (*approval.Decider, error) {
 		o.Tools = []tools.Name{fetch.Name}
 	}
 	switch {
+	case o.MayAllow && s.conf.Requirements.Policy != nil && s.conf.Requirements.Policy.Decider == nil:
+		return nil, invalid(".may_allow", "the administrator's requirements have a policy, and this decider can't answer its questions", "leave may_allow out")
 	case (len(d.Command) == 0) == (d.URL == nil):
 		return nil, invalid("", "a decider has either a command or a url", "name one of them")
 	case !slices.Contains([]string{"", "ask", "deny"}, valueOf(d.OnFailure)):

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -18,8 +19,9 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// runWithDecider runs two commands under a decider, of which one is a push. It returns
-// what was ruled, and what people read.
+// runWithDecider runs two commands under a decider, of which one is a push. Requirements
+// may follow its settings, after "# requirements". It returns what was ruled, and what
+// people read.
 func runWithDecider(t *testing.T, decider string, args ...string) (rulings []record.ConfirmationResolved, status int, shown string) {
 	t.Helper()
 	w := newWorld(t, "  - calls: [{tool: shell, input: {command: git push origin}}, {tool: shell, input: {command: echo fine}}]\n  - text: done\n")
@@ -28,9 +30,11 @@ func runWithDecider(t *testing.T, decider string, args ...string) (rulings []rec
 	if err := os.MkdirAll(conf, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	decider = strings.NewReplacer("WORKSPACE", w.dir, "HOME", home).Replace(decider)
+	decider, requirements, _ := strings.Cut(strings.NewReplacer("WORKSPACE", w.dir, "HOME", home).Replace(decider), "\n# requirements\n")
+	w.app.requirements, w.app.requirementsUID = filepath.Join(home, "requirements.yaml"), os.Getuid()
 	for path, text := range map[string]string{
 		filepath.Join(conf, "config.yaml"):       "policy:\n  decider: " + decider + "\n",
+		w.app.requirements:                       requirements + "\n",
 		filepath.Join(home, "rules.sh"):          deciderProgram,
 		filepath.Join(w.dir, "rules.sh"):         deciderProgram,
 		filepath.Join(home, "broken.sh"):         "#!/bin/sh\nkill -9 $$\n",
@@ -112,6 +116,7 @@ func TestDeciderPrograms(t *testing.T) {
 		"a service, other key": {url("/other-key"), []string{"deny", "deny"}, "403 Forbidden"},
 		"a service that moved": {url("/moved"), []string{"deny", "deny"}, "307 Temporary Redirect"},
 		"no service there":     {url("/none"), []string{"deny", "deny"}, "404 Not Found"},
+		"requirements'":        {"{command: [HOME/garbage.sh]}\n# requirements\npolicy: {decider: {command: [HOME/rules.sh]}}", []string{"deny", "allow"}, "not on fridays"},
 		"a slow service":       {url("/slow"), []string{"deny", "deny"}, "no answer within 1s"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -183,6 +188,14 @@ func TestDeciderExample(t *testing.T) {
 	if len(rulings) != 2 || rulings[1].Decision != "allow" || string(rulings[0].Decision) != before && string(rulings[0].Decision) != expected() {
 		t.Errorf("%+v\n%s", rulings, shown)
 	}
+	before = expected()
+	cmd := exec.Command(path)
+	cmd.Stdin = strings.NewReader(`{"id":"1","input":{"keys":["up","enter"]},"commands":["\"$@\""]}`)
+	out, err := cmd.Output()
+	var typed struct{ Decision string }
+	if err := errors.Join(err, json.Unmarshal(out, &typed)); err != nil || typed.Decision != before && typed.Decision != expected() {
+		t.Errorf("keys that may recall a push: %s, %v", out, err)
+	}
 }
 
 // TestDeciderSettings: mistakes are found before anything starts.
@@ -199,6 +212,7 @@ func TestDeciderSettings(t *testing.T) {
 		"{url: \"https://x\", headers: {A: $NONE}}":  "the variable NONE is not set",
 		"{command: [/bin/true], classes: [all]}":     "classes",
 		"{command: [/bin/true], on_failure: allow}":  "on_failure",
+		"{command: [/bin/true], may_allow: true}\n# requirements\npolicy: {default: {execute: prompt}}": "the administrator's requirements have a policy",
 	} {
 		rulings, status, shown := runWithDecider(t, decider)
 		if status != exitConfig || !strings.Contains(shown, want) || len(rulings) > 0 {

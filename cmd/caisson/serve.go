@@ -422,7 +422,11 @@ func (h *serverHost) checkSandboxPolicy(s *settings, w *runner.Workspace) error 
 	case enabled != nil && !*enabled:
 		problem.Cause = "this server starts no sandboxes without a model"
 	case v.Mode == policy.ModeAuto:
-		return nil
+		if d, _ := s.conf.PolicyDecider(); d == nil || enabled != nil {
+			return nil
+		}
+		problem.Cause = "a decider rules on the calls of sessions, and a sandbox without a model has none"
+		problem.Hint = "Start a session instead of a sandbox, or ask the server's operator to set serve.sandboxes.enabled."
 	case v.Mode == policy.ModeDeny:
 		problem.Cause = "the policy denies what commands of a sandbox without a model may do (" + v.Rule + ")"
 	default:

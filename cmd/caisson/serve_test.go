@@ -569,7 +569,7 @@ serve:
 // commands and writing run. serve.sandboxes.enabled answers the questions of the
 // server's own policy.
 func TestServeSandboxPolicy(t *testing.T) {
-	const enabled = "serve: {sandboxes: {enabled: true}}\n"
+	const enabled, decider = "serve: {sandboxes: {enabled: true}}\n", "policy: {preset: sandboxed, decider: {command: [/bin/false]}}\n"
 	for name, tt := range map[string]struct {
 		config string
 		says   string // "" if it starts
@@ -581,6 +581,8 @@ func TestServeSandboxPolicy(t *testing.T) {
 		"readonly":                {"policy: {preset: readonly}", "denies"},
 		"readonly, enabled":       {enabled + "policy: {preset: readonly}", "denies"},
 		"requirements, sandboxed": {"policy: {preset: sandboxed}\n# requirements\npolicy: {default: {execute: deny}}", "requirements: class execute"},
+		"decider":                 {decider, "a decider rules on the calls of sessions"},
+		"decider, enabled":        {enabled + decider, ""},
 		"requirements, enabled":   {enabled + "\n# requirements\npolicy: {default: {write: prompt}}", "requirements: class write"},
 	} {
 		t.Run(name, func(t *testing.T) {

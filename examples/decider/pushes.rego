@@ -13,6 +13,8 @@ pushes if {
 	regex.match(`(?s)\bgit\b.*\bpush\b`, text)
 }
 
+pushes if "\"$@\"" in commands # typed keys that may run any command
+
 answer := {"id": input.id, "decision": "deny", "reason": "Pushes are for people."} if pushes
 
 answer := {"id": input.id, "decision": "allow"} if not pushes

@@ -12,7 +12,8 @@ import sys
 
 question = json.load(sys.stdin)
 commands = question.get("commands", []) + [str(text) for text in question["input"].values()]
-pushes = any(re.search(r"\bgit\b.*\bpush\b", command, re.DOTALL) for command in commands)
+# Text typed into a terminal may also run any command.
+pushes = '"$@"' in commands or any(re.search(r"\bgit\b.*\bpush\b", c, re.DOTALL) for c in commands)
 now = datetime.datetime.now()
 answer = {"id": question["id"], "decision": "allow"}
 if pushes and not (now.weekday() < 5 and 9 <= now.hour < 17):

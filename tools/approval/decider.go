@@ -122,7 +122,7 @@ func (d *Decider) Decide(ctx context.Context, c Case) (Answer, error) {
 }
 
 func (d *Decider) exchange(ctx context.Context, q deciderQuestion) (Answer, error) {
-	text, err := json.Marshal(q)
+	text, err := strictjson.Canonical(q) // its input is what InputHash is of
 	if err != nil {
 		return Answer{}, fmt.Errorf("encode question: %w", err)
 	}

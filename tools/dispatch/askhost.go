@@ -38,33 +38,48 @@ func (q HostQuestion) phrase() string {
 }
 
 // AskHost returns the stored answer about a host, or asks. The result is what was
-// recorded; its scope is once or always. If ctx ends, it denies. If nobody can be
-// asked, it also denies, whatever OnPrompt says: nobody has seen a call that names
-// the host. An error means that a record could not be written.
+// recorded; its scope is once or always, but an allow is for once if a decider rules
+// on hosts, which then sees the next command too. If ctx ends, it denies. If nobody
+// can be asked, it also denies, whatever OnPrompt says: nobody has seen a call that
+// names the host. An error means that a record could not be written, or that the
+// decider failed.
 func (d *Dispatcher) AskHost(ctx context.Context, q HostQuestion) (approval.Resolution, error) {
+	r, err := d.askHost(ctx, q)
+	if d.opts.Decider.CoversHosts() && r.Decision == approval.DecisionAllow {
+		r.Scope = approval.ScopeOnce
+	}
+	return r, err
+}
+
+func (d *Dispatcher) askHost(ctx context.Context, q HostQuestion) (approval.Resolution, error) {
 	key := approval.Grant{Tool: approval.HostTool, Workspace: d.opts.Workspace, Phrase: q.phrase()}
 	c, err := d.describeHost(q)
 	if err != nil {
 		return approval.Resolution{}, err
 	}
-	r, ask, final, err := d.consultAboutHost(ctx, c)
-	if final || err != nil {
-		return r, err
-	}
-	if ask {
-		c.Scopes, c.Phrase = []approval.Scope{approval.ScopeOnce}, ""
-	}
+	stored := approval.Decision("")
 	if d.opts.Grants != nil {
 		decision, found, err := d.opts.Grants.Find(key)
 		if err != nil {
 			_ = d.out.emit(Warning{CallID: q.CallID, Message: "stored approvals could not be read and were ignored: " + err.Error()})
-		}
-		if found && (decision != approval.DecisionAllow || !ask) {
-			r := approval.Resolution{CallID: q.CallID, Decision: decision, Scope: approval.ScopeAlways, By: approval.ByGrant}
-			return r, d.out.emit(ConfirmationResolved{r})
+		} else if found {
+			stored = decision
 		}
 	}
-	c.Seq = int(d.confirmations.Add(1))
+	if stored == "" || stored == approval.DecisionAllow {
+		r, ask, final, err := d.consultAboutHost(ctx, c)
+		if final || err != nil {
+			return r, err
+		}
+		if ask {
+			c.Scopes, c.Phrase, stored = []approval.Scope{approval.ScopeOnce}, "", ""
+		}
+	}
+	if stored != "" {
+		r := approval.Resolution{CallID: q.CallID, Decision: stored, Scope: approval.ScopeAlways, By: approval.ByGrant}
+		return r, d.out.emit(ConfirmationResolved{r})
+	}
+	c.Seq, c.Expires = int(d.confirmations.Add(1)), time.Now().Add(d.opts.ConfirmTimeout)
 	if d.opts.Broker == nil {
 		if err := d.out.emit(ConfirmationRequested{c}); err != nil {
 			return approval.Resolution{}, err
@@ -79,7 +94,7 @@ func (d *Dispatcher) AskHost(ctx context.Context, q HostQuestion) (approval.Reso
 	}
 	d.opts.Broker.Deliver(request)
 	none := func() (approval.Decision, bool) { return "", false }
-	r = d.resolveHost(c, d.opts.Broker.Wait(request, &d.answers, none), key)
+	r := d.resolveHost(c, d.opts.Broker.Wait(request, &d.answers, none), key)
 	err = d.out.emit(ConfirmationResolved{r})
 	if err != nil && r.Scope == approval.ScopeAlways && r.Decision == approval.DecisionAllow {
 		_, _ = d.opts.Grants.AnsweredBy(r.Client).Revoke(key.SameKey) // an answer that no client learns of must not last

@@ -86,18 +86,23 @@ func (r *round) resolveWithoutAsking(all []*pending) {
 
 // applyEarlierAnswer applies the session's answer or a stored one, if there is one.
 func (r *round) applyEarlierAnswer(p *pending) (fail *tools.Error, found bool) {
-	decision, by, scope := approval.Decision(""), approval.BySession, approval.ScopeSession
-	if d, ok := r.sessionAnswer(p); ok {
-		decision = d
-	} else if d, ok := r.storedAnswer(p); ok {
-		decision, by, scope = d, approval.ByGrant, approval.ScopeAlways
-	} else {
+	earlier, found := r.earlierAnswer(p)
+	if !found {
 		return nil, false
 	}
-	if err := r.emit(ConfirmationResolved{approval.Resolution{CallID: p.call.ID, Decision: decision, Scope: scope, By: by}}); err != nil {
+	if err := r.emit(ConfirmationResolved{earlier}); err != nil {
 		return r.cancelledError(err), true
 	}
-	return denialOf(decision), true
+	return denialOf(earlier.Decision), true
+}
+
+// earlierAnswer returns the session's answer to a call, or a stored one.
+func (r *round) earlierAnswer(p *pending) (earlier approval.Resolution, found bool) {
+	if d, ok := r.sessionAnswer(p); ok {
+		return approval.Resolution{CallID: p.call.ID, Decision: d, Scope: approval.ScopeSession, By: approval.BySession}, true
+	}
+	d, ok := r.storedAnswer(p)
+	return approval.Resolution{CallID: p.call.ID, Decision: d, Scope: approval.ScopeAlways, By: approval.ByGrant}, ok
 }
 
 // sessionAnswer returns the session's answer to a call. An allow does not cover a

@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -53,7 +54,7 @@ func (r *round) applyRuling(p *pending, shown approval.Confirmation, a approval.
 		p.confirm.resolve(r.tamperedError(p))
 		return
 	case a.Decision == approval.DecisionAllow && prompt && !r.mayRuleAlone(p):
-		return
+		return // an earlier answer or a person decides
 	case a.Decision == approval.DecisionAsk:
 		p.mustAsk, p.confirm.once = true, false
 		p.verdict.Mode = policy.ModePrompt
@@ -77,9 +78,13 @@ func (r *round) applyRuling(p *pending, shown approval.Confirmation, a approval.
 }
 
 // mayRuleAlone reports whether the decider may allow a call that a person would be
-// asked about.
+// asked about, and has not refused earlier.
 func (r *round) mayRuleAlone(p *pending) bool {
-	return r.d.opts.Decider.MayAllow && p.dangerous == "" && !p.tool.Definition.RequiresAdmin && !slices.Contains(p.commands, policy.AnyCommand)
+	if !r.d.opts.Decider.MayAllow || p.dangerous != "" || p.tool.Definition.RequiresAdmin || slices.Contains(p.commands, policy.AnyCommand) {
+		return false
+	}
+	d, found := r.earlierAnswer(p)
+	return !found || d.Decision == approval.DecisionAllow
 }
 
 // refusedByDecider returns why a call is refused, or nil if it is allowed.
@@ -119,6 +124,8 @@ func (d *Dispatcher) consultAboutHost(ctx context.Context, c approval.Confirmati
 	}
 	a, failed := d.opts.Decider.Decide(ctx, approval.Case{Confirmation: c, Dir: d.opts.Workspace, Prompt: true})
 	switch {
+	case ctx.Err() != nil:
+		return approval.Resolution{CallID: c.CallID, Decision: approval.DecisionDeny, Scope: approval.ScopeOnce, By: approval.ByCancel}, false, true, nil
 	case a.Decision == approval.DecisionAsk:
 		if failed == nil {
 			failed = fmt.Errorf("the decider wants a person to see this host: %s", a.Reason)
@@ -128,5 +135,5 @@ func (d *Dispatcher) consultAboutHost(ctx context.Context, c approval.Confirmati
 		return r, false, false, nil
 	}
 	r, err = d.reportRuling(c, a, failed, d.out.emit)
-	return r, false, true, err
+	return r, false, true, cmp.Or(err, failed) // programs don't see its cause
 }

@@ -155,6 +155,39 @@ func TestDeciderWantsAPerson(t *testing.T) {
 	}
 }
 
+// TestDeciderMayNotOverrule: where a person refused a call for the session or for good,
+// a decider that may allow doesn't. The control is a call that nobody refused.
+func TestDeciderMayNotOverrule(t *testing.T) {
+	for scope, want := range map[approval.Scope]string{"": "resolved allow by decider", approval.ScopeSession: "resolved deny by session", approval.ScopeAlways: "resolved deny by grant"} {
+		var asked []string
+		rec := &recorder{}
+		grants := approval.NewGrants(filepath.Join(t.TempDir(), "approvals.json"))
+		d := newDispatcher(t, rec, Options{
+			Policy: preset(t, "strict"), Workspace: "/w", Grants: grants, Broker: brokerOf(answering(approval.DecisionDeny, scope)),
+			Decider: deciding(&asked, approval.Decider{MayAllow: true, AskOnFailure: true}),
+		}, fakeTool{def: testDefinition("write_file", tools.ClassWrite)})
+		if scope != "" {
+			roundOK(t, d, call("before", "write_file", `{"text":"please break"}`))
+			// The answer was to a question of the decider's own, which is for once.
+			if got := rec.of("before"); !slices.Contains(got, "resolved deny by user") {
+				t.Fatalf("before: %q", got)
+			}
+			switch scope {
+			case approval.ScopeAlways:
+				if err := grants.Add(approval.Grant{Tool: "write_file", Workspace: "/w", Decision: approval.DecisionDeny}); err != nil {
+					t.Fatal(err)
+				}
+			default:
+				d.answers.Keep(approval.AnswerKey{Tool: "write_file"}, approval.DecisionDeny, func(approval.Scope) bool { return true })
+			}
+		}
+		roundOK(t, d, call("a", "write_file", `{"text":"please allow"}`))
+		if got := rec.of("a"); !slices.Contains(got, want) {
+			t.Errorf("%s: %q, want %s", scope, got, want)
+		}
+	}
+}
+
 // TestDeciderSeesChanges: if a file changes after a ruling, the decider rules again on
 // what the call would change then, whoever allowed the call.
 func TestDeciderSeesChanges(t *testing.T) {
@@ -185,6 +218,40 @@ func TestDeciderSeesChanges(t *testing.T) {
 	}
 }
 
+// TestDeciderRulesNotForever: a call whose file changes whenever it was ruled on is
+// refused, and the round goes on.
+func TestDeciderRulesNotForever(t *testing.T) {
+	var asked []string
+	var versions atomic.Int32
+	write := fakeTool{def: testDefinition("write_file", tools.ClassWrite), project: func(context.Context, *tools.Call) (tools.Projection, error) {
+		return tools.Projection{State: fmt.Sprint(versions.Add(1))}, nil
+	}}
+	rec := &recorder{}
+	d := newDispatcher(t, rec, Options{Policy: preset(t, "ci"), Decider: deciding(&asked, approval.Decider{})}, write)
+	got := roundOK(t, d, call("a", "write_file", `{"text":"please allow"}`))[0]
+	if failed := find[Failed](rec); !got.IsError || len(failed) != 1 || failed[0].Reason != "changing" || len(asked) != maxChanges+1 {
+		t.Errorf("ruled %d times: %+v, %+v", len(asked), got, failed)
+	}
+}
+
+// TestDeciderOfHostsIsCancelled: nobody ruled on a host whose question was cancelled.
+func TestDeciderOfHostsIsCancelled(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	rec := &recorder{}
+	decider := approval.NewDecider(approval.Decider{Name: "x", Hosts: true, Timeout: time.Minute, Ask: func(ctx context.Context, _ string, _ []byte) ([]byte, error) {
+		cancel(errors.New("stopped"))
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}})
+	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Workspace: "/w", Decider: decider})
+	if r, err := d.AskHost(ctx, exampleQuestion); err != nil || r.Decision != approval.DecisionDeny || r.By != approval.ByCancel {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if got := find[ConfirmationResolved](rec); len(got) > 0 {
+		t.Errorf("recorded %+v", got)
+	}
+}
+
 // TestDeciderOfHosts: it rules on hosts before people and before stored answers, and
 // without people.
 func TestDeciderOfHosts(t *testing.T) {
@@ -199,11 +266,12 @@ func TestDeciderOfHosts(t *testing.T) {
 		"deny":                   {"please deny", true, allowing(), "", "deny once by decider"},
 		"deny what is stored":    {"please deny", true, allowing(), approval.DecisionAllow, "deny once by decider"},
 		"fail":                   {"please break", true, allowing(), "", "deny once by decider"},
-		"allow":                  {"please allow", false, allowing(), "", "allow always by user"},
-		"allow what is stored":   {"please allow", false, allowing(), approval.DecisionAllow, "allow always by grant"},
+		"allow":                  {"please allow", false, allowing(), "", "allow once by user"},
+		"allow what is stored":   {"please allow", false, allowing(), approval.DecisionAllow, "allow once by grant"},
 		"allow what is refused":  {"please allow", false, allowing(), approval.DecisionDeny, "deny always by grant"},
 		"allow alone":            {"please allow", false, nil, "", "deny once by on_prompt"},
 		"may allow":              {"please allow", true, nil, "", "allow once by decider"},
+		"may not, as refused":    {"please allow", true, nil, approval.DecisionDeny, "deny always by grant"},
 		"ask":                    {"please ask", true, allowing(), "", "allow once by user"},
 		"ask about what is kept": {"please ask", true, allowing(), approval.DecisionAllow, "allow once by user"},
 		"ask without anybody":    {"please ask", true, nil, approval.DecisionAllow, "deny once by on_prompt"},
@@ -221,10 +289,14 @@ func TestDeciderOfHosts(t *testing.T) {
 			}
 			d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Workspace: "/w", Grants: grants, Broker: tc.broker, Decider: deciding(&asked, approval.Decider{MayAllow: tc.mayAllow})})
 			r, err := d.AskHost(t.Context(), q)
-			if err != nil {
-				t.Fatal(err)
+			if failed := tc.host == "please break"; (err != nil) != failed {
+				t.Fatalf("an error: %v, want %t", err, failed)
 			}
-			if got := fmt.Sprint(r.Decision, " ", r.Scope, " by ", r.By); got != tc.want || len(asked) != 1 {
+			wantAsked := 1
+			if tc.stored == approval.DecisionDeny {
+				wantAsked = 0
+			}
+			if got := fmt.Sprint(r.Decision, " ", r.Scope, " by ", r.By); got != tc.want || len(asked) != wantAsked {
 				t.Errorf("%s after %q, want %s", got, asked, tc.want)
 			}
 			if requests := find[ConfirmationRequested](rec); r.By != approval.ByGrant && (len(requests) != 1 || requests[0].Confirmation.ID != r.RequestID || !strings.Contains(requests[0].Confirmation.Input, tc.host)) {

@@ -298,9 +298,13 @@ func (r *round) runAll(all []*pending) {
 	wg.Wait()
 }
 
+// maxChanges bounds how often a call is ruled on again because what it would change
+// has changed.
+const maxChanges = 3
+
 func (r *round) runCall(p *pending) {
 	defer r.d.slots.giveBack(p.ticket)
-	for {
+	for changes := 0; ; changes++ {
 		if fail := r.waitForConfirmation(p); fail != nil {
 			r.refuseCall(p, fail)
 			return
@@ -311,6 +315,11 @@ func (r *round) runCall(p *pending) {
 		}
 		if r.isStillAsShown(p) {
 			break
+		}
+		if changes == maxChanges {
+			message := "What this call would change was changed by something else each time that it was allowed. Wait until that has ended, and look at the file."
+			r.refuseCall(p, &tools.Error{Class: tools.ErrorExecution, Reason: "changing", Message: message, Visible: true})
+			return
 		}
 		r.d.slots.holdTicket(p.ticket)
 		r.confirmAgain(p)

@@ -35,7 +35,8 @@ type questions struct {
 	conns *sync.WaitGroup
 
 	mu      sync.Mutex
-	total   int // asked so far
+	total   int // that people were asked so far
+	rulings int // answered without them
 	open    map[endpoint]*question
 	allowed map[grant]bool
 	refused map[endpoint]string // the reasons people gave
@@ -108,7 +109,7 @@ func (qs *questions) awaitAnswer(ctx context.Context, r request) (forThis bool, 
 	case q.answer.Verdict == VerdictAlways:
 		return false, nil
 	}
-	return false, refuseAsked(r, q.answer.Reason)
+	return false, refuseAsked(r, q.answer)
 }
 
 // awaitAddress asks about the private address of a host that a person has allowed.
@@ -122,11 +123,15 @@ func (qs *questions) awaitAddress(ctx context.Context, r request) error {
 	return nil
 }
 
-func refuseAsked(r request, note string) *refusal {
-	if note != "" {
-		note = ": " + note
+func refuseAsked(r request, a Answer) *refusal {
+	message := "a person was asked about " + r.host + " and denied it"
+	if a.Unasked {
+		message = r.host + " is refused without asking a person"
 	}
-	return newRefusal(rule.ReasonAskedDenied, "a person was asked about %s and denied it%s", r.host, utf8text.Clip(note, 512))
+	if a.Reason != "" {
+		message += utf8text.Clip(": "+a.Reason, 512)
+	}
+	return newRefusal(rule.ReasonAskedDenied, "%s", message)
 }
 
 // joinQuestion joins the open question about an endpoint, or asks a new one.
@@ -134,13 +139,13 @@ func (qs *questions) joinQuestion(at endpoint, r request) (*question, error) {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()
 	if note, ok := qs.refused[at]; ok {
-		return nil, refuseAsked(r, note)
+		return nil, refuseAsked(r, Answer{Reason: note})
 	}
 	if q := qs.open[at]; q != nil {
 		q.waiters++
 		return q, nil
 	}
-	if len(qs.open) >= maxOpenQuestions || qs.total >= maxQuestions {
+	if len(qs.open) >= maxOpenQuestions || qs.total >= maxQuestions || qs.rulings >= maxRulings {
 		return nil, newRefusal(rule.ReasonTooManyQuestions, "too many questions about hosts; %s can't be asked about", r.host)
 	}
 	ctx, cancel := context.WithCancelCause(qs.ctx)
@@ -174,6 +179,9 @@ func (qs *questions) settleQuestion(ctx context.Context, at endpoint, q *questio
 		delete(qs.open, at)
 	}
 	q.answer, q.err = answer, err
+	if answer.Unasked {
+		qs.total, qs.rulings = qs.total-1, qs.rulings+1
+	}
 	if ctx.Err() != nil {
 		q.err = ctx.Err()
 	}
@@ -189,7 +197,9 @@ func (qs *questions) settleQuestion(ctx context.Context, at endpoint, q *questio
 			qs.allowed[grant{at, q.command}] = true
 		}
 	default:
-		qs.refused[at] = answer.Reason
+		if !answer.Unasked {
+			qs.refused[at] = answer.Reason
+		}
 	}
 }
 

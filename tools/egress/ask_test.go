@@ -66,16 +66,17 @@ func (f *fixture) tryLocal(command int, c *canary) outcome {
 // TestOneQuestion checks that many connections wait for one question, and how far its
 // answer reaches.
 func TestOneQuestion(t *testing.T) {
-	for _, tt := range []struct {
-		verdict                Verdict
+	for name, tt := range map[string]struct {
+		answer                 Answer
 		same, other, otherPort bool // whether later connections are asked about
 		reached                bool
 	}{
-		{VerdictOnce, false, true, true, true},
-		{VerdictAlways, false, false, true, true},
-		{VerdictDeny, false, false, true, false},
+		"once":            {Answer{Verdict: VerdictOnce}, false, true, true, true},
+		"always":          {Answer{Verdict: VerdictAlways}, false, false, true, true},
+		"deny":            {Answer{Verdict: VerdictDeny}, false, false, true, false},
+		"deny, no person": {Answer{Verdict: VerdictDeny, Unasked: true}, true, true, true, false},
 	} {
-		t.Run(string(tt.verdict), func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			first, second := newCanary(t, "127.0.0.1:0"), newCanary(t, "127.0.0.1:0")
 			p := &person{answers: make(chan Answer)}
 			f := newFixture(t, func(o *Options) { o.Guard, o.Ask = allowLoopback(t), p.ask })
@@ -95,7 +96,8 @@ func TestOneQuestion(t *testing.T) {
 			if first.hits.Load() != 0 {
 				t.Error("connected before there was an answer")
 			}
-			p.answers <- Answer{Verdict: tt.verdict, Reason: "because"}
+			tt.answer.Reason = "because"
+			p.answers <- tt.answer
 			wg.Wait()
 			if want := map[bool]int64{true: 10}[tt.reached]; reached.Load() != want || refused.Load() != 10-want || p.count() != 1 {
 				t.Errorf("%d reached, %d refused, %d questions", reached.Load(), refused.Load(), p.count())

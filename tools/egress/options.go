@@ -100,10 +100,11 @@ const (
 	maxClientConns = 4
 	// maxNames is the number of names per session that get an address.
 	maxNames = 4096
-	// maxOpenQuestions and maxQuestions bound the questions at once and per
-	// session.
+	// maxOpenQuestions bounds the questions at once, maxQuestions those of a session
+	// that a person gets, and maxRulings those that are answered without one.
 	maxOpenQuestions = 4
 	maxQuestions     = 20
+	maxRulings       = 1000
 	// maxDenials is the number of distinct refusals kept. Others are counted
 	// together.
 	maxDenials   = 1000
@@ -188,7 +189,7 @@ type Verdict string
 
 // The verdicts. VerdictOnce allows the connections of the command in question or,
 // if it is unknown, the connections that wait for the answer. The others apply to
-// the rest of the session.
+// the rest of the session; see also [Answer].Unasked.
 const (
 	VerdictOnce   Verdict = "once"
 	VerdictAlways Verdict = "always"
@@ -199,8 +200,11 @@ const (
 // port.
 type Answer struct {
 	Verdict Verdict
-	// Reason is a note from the person who answered, for the program and the model.
+	// Reason is a note from who answered, for the program and the model.
 	Reason string
+	// Unasked reports that no person saw the question. A denial then holds for the
+	// connections that wait for it.
+	Unasked bool
 }
 
 // Opened describes a connection that is about to be made.

@@ -306,18 +306,18 @@ func (n *Network) ask(ctx context.Context, q egress.Question) (egress.Answer, er
 		question.Display = q.Display
 	}
 	r, err := n.opts.Ask(ctx, question)
+	a := egress.Answer{Verdict: egress.VerdictOnce, Reason: r.Reason, Unasked: r.By == approval.ByDecider || r.By == approval.ByGrant}
 	switch {
 	case err != nil:
-		return egress.Answer{}, err
+		return a, err
+	case r.By == approval.ByCancel || r.Decision == approval.DecisionTimeout:
+		return a, fmt.Errorf("the question was not answered (%s)", r.By)
 	case r.Decision != approval.DecisionAllow:
-		if r.By == approval.ByCancel || r.Decision == approval.DecisionTimeout {
-			return egress.Answer{}, fmt.Errorf("the question was not answered (%s)", r.By)
-		}
-		return egress.Answer{Verdict: egress.VerdictDeny, Reason: r.Reason}, nil
+		a.Verdict = egress.VerdictDeny
 	case r.Scope == approval.ScopeAlways:
-		return egress.Answer{Verdict: egress.VerdictAlways}, nil
+		a.Verdict = egress.VerdictAlways
 	}
-	return egress.Answer{Verdict: egress.VerdictOnce}, nil
+	return a, nil
 }
 
 // maxRefusals bounds the records of refusals. A program can cause any number of them, and must

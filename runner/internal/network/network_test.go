@@ -224,8 +224,12 @@ func TestAsk(t *testing.T) {
 		t.Errorf("an address: %+v, %v", asked, err)
 	}
 	resolution.Scope = approval.ScopeAlways
-	if a, err := ask(7); err != nil || a.Verdict != egress.VerdictAlways {
+	if a, err := ask(7); err != nil || a.Verdict != egress.VerdictAlways || a.Unasked {
 		t.Errorf("always: %+v, %v", a, err)
+	}
+	resolution = approval.Resolution{Decision: approval.DecisionDeny, By: approval.ByDecider}
+	if a, err := ask(7); err != nil || a.Verdict != egress.VerdictDeny || !a.Unasked {
+		t.Errorf("denied by a decider: %+v, %v", a, err)
 	}
 	resolution = approval.Resolution{Decision: approval.DecisionDeny, By: approval.ByUser, Reason: "no"}
 	if a, err := ask(7); err != nil || a.Verdict != egress.VerdictDeny || a.Reason != "no" {
