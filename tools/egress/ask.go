@@ -87,7 +87,7 @@ func (qs *questions) forgetCommand(command int) {
 func (qs *questions) awaitAnswer(ctx context.Context, r request) (forThis bool, err error) {
 	at := endpoint{r.host, r.port, r.addr}
 	q, err := qs.joinQuestion(at, r)
-	if err != nil {
+	if q == nil {
 		return false, err
 	}
 	defer qs.leaveQuestion(at, q)
@@ -134,12 +134,16 @@ func refuseAsked(r request, a Answer) *refusal {
 	return newRefusal(rule.ReasonAskedDenied, "%s", message)
 }
 
-// joinQuestion joins the open question about an endpoint, or asks a new one.
+// joinQuestion joins the open question about an endpoint, or asks a new one. The
+// question is nil if it has been answered in the meantime.
 func (qs *questions) joinQuestion(at endpoint, r request) (*question, error) {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()
 	if note, ok := qs.refused[at]; ok {
 		return nil, refuseAsked(r, Answer{Reason: note})
+	}
+	if qs.allowed[grant{at, 0}] || qs.allowed[grant{at, r.command}] {
+		return nil, nil
 	}
 	if q := qs.open[at]; q != nil {
 		q.waiters++
