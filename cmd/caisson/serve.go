@@ -422,11 +422,15 @@ func (h *serverHost) checkSandboxPolicy(s *settings, w *runner.Workspace) error 
 	case enabled != nil && !*enabled:
 		problem.Cause = "this server starts no sandboxes without a model"
 	case v.Mode == policy.ModeAuto:
-		if d, _ := s.conf.PolicyDecider(); d == nil || enabled != nil {
+		d, _ := s.conf.PolicyDecider()
+		required := s.conf.Requirements.Policy != nil && s.conf.Requirements.Policy.Decider != nil
+		if d == nil || enabled != nil && !required {
 			return nil
 		}
 		problem.Cause = "a decider rules on the calls of sessions, and a sandbox without a model has none"
-		problem.Hint = "Start a session instead of a sandbox, or ask the server's operator to set serve.sandboxes.enabled."
+		if !required {
+			problem.Hint = "Start a session instead of a sandbox, or ask the server's operator to set serve.sandboxes.enabled."
+		}
 	case v.Mode == policy.ModeDeny:
 		problem.Cause = "the policy denies what commands of a sandbox without a model may do (" + v.Rule + ")"
 	default:

@@ -583,6 +583,7 @@ func TestServeSandboxPolicy(t *testing.T) {
 		"requirements, sandboxed": {"policy: {preset: sandboxed}\n# requirements\npolicy: {default: {execute: deny}}", "requirements: class execute"},
 		"decider":                 {decider, "a decider rules on the calls of sessions"},
 		"decider, enabled":        {enabled + decider, ""},
+		"required decider":        {enabled + "policy: {preset: sandboxed}\n# requirements\npolicy: {decider: {command: [/bin/false]}}", "a decider rules on the calls of sessions"},
 		"requirements, enabled":   {enabled + "\n# requirements\npolicy: {default: {write: prompt}}", "requirements: class write"},
 	} {
 		t.Run(name, func(t *testing.T) {
