@@ -54,7 +54,7 @@ func TestGreetingOnEachBackend(t *testing.T) {
 }
 
 // TestWordcount replays the Go example in the embedded sandbox: a cold build of what its test
-// needs of the standard library, which takes minutes. A sample does without gVisor.
+// needs of the standard library, which takes minutes. With SAMPLE, it is on runc.
 func TestWordcount(t *testing.T) {
 	t.Parallel()
 	backend := "gvisor"

@@ -19,7 +19,7 @@ const residentBound = 160 << 20
 
 // TestFloodKeepsMemoryFlat lets a command write 3 GiB: caisson's memory stays
 // flat, and the result has head, tail and the exact count. In gVisor, which takes ten times
-// as long for each byte, a sample writes 512 MiB.
+// as long for each byte, it writes 512 MiB with SAMPLE.
 func TestFloodKeepsMemoryFlat(t *testing.T) {
 	onBackendsAtOnce(t, func(t *testing.T, backend string) {
 		size := int64(floodBytes)

@@ -18,7 +18,7 @@ const script = `
 version: 1
 name: scripted-model
 turns:
-  - calls: [{tool: shell, input: {command: git push}}, {tool: shell, input: {command: echo fine}}]
+  - calls: [{tool: shell, input: {command: git push}}, {tool: verify_shell, input: {checks: [{kind: shell, cmd: git push}]}}, {tool: shell, input: {command: echo fine}}]
   - text: Done.
 `
 
@@ -100,11 +100,11 @@ func TestPushes(t *testing.T) {
 		}
 		return got
 	}
-	if got, want := rulings(), []string{`"decision":"deny"`, "Pushes are for people.", `"decision":"allow"`}; !slices.Equal(got, want) {
+	if got, want := rulings(), []string{`"decision":"deny"`, "Pushes are for people.", `"decision":"deny"`, "Pushes are for people.", `"decision":"allow"`}; !slices.Equal(got, want) {
 		t.Errorf("ruled %q, want %q", got, want)
 	}
 	stop()
-	if got, want := rulings(), []string{`"decision":"deny"`, `"decision":"deny"`}; !slices.Equal(got, want) {
+	if got, want := rulings(), []string{`"decision":"deny"`, `"decision":"deny"`, `"decision":"deny"`}; !slices.Equal(got, want) {
 		t.Errorf("without the server: ruled %q, want %q", got, want)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -26,8 +27,8 @@ import (
 // deciderTime is the default of policy.decider.timeout.
 const deciderTime = 30 * time.Second
 
-// newDecider returns the configured decider for sessions on a workspace, or on any, "".
-// It is nil if there is none. Errors are a [config.Error].
+// newDecider returns the configured decider, or nil if there is none. workspace is that of
+// its sessions, or "" if they have different ones. Its error is a [config.Error].
 func (s *settings) newDecider(workspace string) (*approval.Decider, error) {
 	d, where := s.conf.PolicyDecider()
 	if d == nil {
@@ -76,7 +77,9 @@ func (s *settings) newDecider(workspace string) (*approval.Decider, error) {
 
 func (s *settings) newDeciderService(d *config.Decider, o approval.Decider, where string, invalid func(key, message, hint string) error) (*approval.Decider, error) {
 	address, err := url.Parse(*d.URL)
-	if err != nil || address.Host == "" || address.User != nil || address.Scheme != "https" && (address.Scheme != "http" || !isLoopback(address.Host)) {
+	// DNS may give any address for other names below localhost.
+	if err != nil || address.Host == "" || address.User != nil || address.Scheme != "https" &&
+		(address.Scheme != "http" || !isLoopback(address.Host) || strings.HasSuffix(address.Hostname(), ".localhost")) {
 		return nil, invalid(".url", "not an https address, or an http address of this machine, without user and password", "put credentials into headers")
 	}
 	values, err := d.HeaderValues(where, s.environ.lookup)
@@ -92,7 +95,7 @@ func (s *settings) newDeciderService(d *config.Decider, o approval.Decider, wher
 	}
 	o.Name = address.Host
 	transport := http.DefaultTransport.(*http.Transport).Clone()
-	transport.IdleConnTimeout = deciderTime
+	transport.IdleConnTimeout = 30 * time.Second // each session of a server has a transport
 	client := &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	o.Ask = func(ctx context.Context, _ string, question []byte) ([]byte, error) {
 		return askService(ctx, client, address.String(), headers, question)

@@ -19,21 +19,17 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// runWithDecider runs two commands under a decider, of which one is a push. Requirements
-// may follow its settings, after "# requirements". It returns what was ruled, and what
-// people read.
+// runWithDecider runs two commands, one of them a push, under a decider. Text after
+// "# requirements" in its settings becomes the requirements. It returns the rulings, the
+// exit status, and what people read.
 func runWithDecider(t *testing.T, decider string, args ...string) (rulings []record.ConfirmationResolved, status int, shown string) {
 	t.Helper()
 	w := newWorld(t, "  - calls: [{tool: shell, input: {command: git push origin}}, {tool: shell, input: {command: echo fine}}]\n  - text: done\n")
 	home := strings.TrimPrefix(w.env[0], "HOME=")
-	conf := filepath.Join(home, ".config", "caisson")
-	if err := os.MkdirAll(conf, 0o755); err != nil {
-		t.Fatal(err)
-	}
 	decider, requirements, _ := strings.Cut(strings.NewReplacer("WORKSPACE", w.dir, "HOME", home).Replace(decider), "\n# requirements\n")
 	w.app.requirements, w.app.requirementsUID = filepath.Join(home, "requirements.yaml"), os.Getuid()
 	for path, text := range map[string]string{
-		filepath.Join(conf, "config.yaml"):       "policy:\n  decider: " + decider + "\n",
+		filepath.Join(home, ".config/caisson/config.yaml"): "policy:\n  decider: " + decider + "\n",
 		w.app.requirements:                       requirements + "\n",
 		filepath.Join(home, "rules.sh"):          deciderProgram,
 		filepath.Join(w.dir, "rules.sh"):         deciderProgram,
@@ -43,9 +39,7 @@ func runWithDecider(t *testing.T, decider string, args ...string) (rulings []rec
 		filepath.Join(home, "other.sh"):          "#!/bin/sh\necho '{\"id\":\"00\",\"decision\":\"allow\"}'\n",
 		filepath.Join(home, "allow-and-fail.sh"): strings.Replace(deciderProgram, "deny", "allow", 1) + "exit 1\n",
 	} {
-		if err := os.WriteFile(path, []byte(text), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, path, text, 0o700)
 	}
 	var out, problems bytes.Buffer
 	w.app.stdout, w.app.stderr = &out, &problems
@@ -202,16 +196,18 @@ func TestDeciderExample(t *testing.T) {
 func TestDeciderSettings(t *testing.T) {
 	for decider, want := range map[string]string{
 		"{}": "either a command or a url",
-		"{command: [/bin/true], url: \"https://x\"}": "either a command or a url",
-		"{command: [HOME/none.sh]}":                  "policy.decider.command",
-		"{command: [WORKSPACE/rules.sh]}":            "commands in the sandbox can write to",
-		"{command: [/bin/sh, WORKSPACE/rules.sh]}":   "commands in the sandbox can write to",
-		"{url: \"http://example.org/\"}":             "not an https address",
-		"{url: \"https://u:p@example.org/\"}":        "without user and password",
-		"{command: [/bin/true], headers: {A: b}}":    "a command gets no headers",
-		"{url: \"https://x\", headers: {A: $NONE}}":  "the variable NONE is not set",
-		"{command: [/bin/true], classes: [all]}":     "classes",
-		"{command: [/bin/true], on_failure: allow}":  "on_failure",
+		"{command: [/bin/true], url: \"https://x\"}":                                                    "either a command or a url",
+		"{command: [HOME/none.sh]}":                                                                     "policy.decider.command",
+		"{command: [WORKSPACE/rules.sh]}":                                                               "commands in the sandbox can write to",
+		"{command: [/bin/sh, WORKSPACE/rules.sh]}":                                                      "commands in the sandbox can write to",
+		"{command: [/bin/env, A=WORKSPACE/rules.sh]}":                                                   "commands in the sandbox can write to",
+		"{url: \"http://opa.localhost:8181/\"}":                                                         "not an https address",
+		"{url: \"http://example.org/\"}":                                                                "not an https address",
+		"{url: \"https://u:p@example.org/\"}":                                                           "without user and password",
+		"{command: [/bin/true], headers: {A: b}}":                                                       "a command gets no headers",
+		"{url: \"https://x\", headers: {A: $NONE}}":                                                     "the variable NONE is not set",
+		"{command: [/bin/true], classes: [all]}":                                                        "classes",
+		"{command: [/bin/true], on_failure: allow}":                                                     "on_failure",
 		"{command: [/bin/true], may_allow: true}\n# requirements\npolicy: {default: {execute: prompt}}": "the administrator's requirements have a policy",
 	} {
 		rulings, status, shown := runWithDecider(t, decider)

@@ -203,13 +203,16 @@ func (s *settings) readKeysOf(ctx context.Context, setting string, keys []config
 // operatorCommand returns a command of the configuration, ready to start. It refuses one
 // whose program or arguments lie where commands in the sandbox can write.
 func operatorCommand(ctx context.Context, env environ, command, writable []string) (*exec.Cmd, error) {
-	for _, path := range command[1:] {
-		if !filepath.IsAbs(path) {
-			continue
-		}
-		for _, path := range []string{path, resolvePath(path)} {
-			if dir := programs.FindWritable(writable, path); dir != "" {
-				return nil, fmt.Errorf("commands in the sandbox can write to %s: %s lies there", dir, path)
+	for _, argument := range command[1:] {
+		_, value, _ := strings.Cut(argument, "=") // of --rules=/path
+		for _, path := range []string{argument, value} {
+			if !filepath.IsAbs(path) {
+				continue
+			}
+			for _, path := range []string{path, resolvePath(path)} {
+				if dir := programs.FindWritable(writable, path); dir != "" {
+					return nil, fmt.Errorf("commands in the sandbox can write to %s: %s lies there", dir, path)
+				}
 			}
 		}
 	}

@@ -171,8 +171,9 @@ type reporter interface {
 	defaultPreset(appliedLater bool) string
 }
 
-// commonOptions returns the options that the settings give every session on a workspace,
-// or on any, "". preset is the policy to use if none is named.
+// commonOptions returns the options that the settings give every session. preset is the
+// policy to use if none is named; workspace is that of the sessions, or "" if they have
+// different ones.
 func (s *settings) commonOptions(preset, workspace string) (o runner.Options, err error) {
 	if o.Resources, err = s.conf.SandboxResources(); err != nil {
 		return o, err

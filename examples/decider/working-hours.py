@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""A decider that refuses git push outside of working hours.
+"""A decider that refuses git push outside working hours.
 
 policy:
-  decider: {command: [/etc/caisson/working-hours.py], classes: [execute]}
+  decider: {command: [/etc/caisson/working-hours.py], classes: [execute], hosts: false}
 """
 
 import datetime
@@ -11,8 +11,8 @@ import re
 import sys
 
 question = json.load(sys.stdin)
-commands = question.get("commands", []) + [str(text) for text in question["input"].values()]
-# Text typed into a terminal may also run any command.
+commands = question.get("commands", [])
+# Keys typed into a terminal may run any command.
 pushes = '"$@"' in commands or any(re.search(r"\bgit\b.*\bpush\b", c, re.DOTALL) for c in commands)
 now = datetime.datetime.now()
 answer = {"id": question["id"], "decision": "allow"}

@@ -249,7 +249,7 @@ func processesNaming(words ...string) ([]string, error) {
 func both(t *testing.T, f func(t *testing.T, k Kind)) {
 	t.Helper()
 	kinds := []Kind{GVisor, Runc}
-	if os.Getenv(userHelper) == "" { // otherwise -run names it
+	if os.Getenv(userHelper) == "" { // otherwise root's run of these tests has chosen
 		kinds = sandboxtest.Sampled(t, kinds...)
 	}
 	withRuntimes(t, kinds, f)

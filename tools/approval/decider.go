@@ -17,7 +17,8 @@ const DecisionAsk Decision = "ask"
 
 // Decider is a program or service of the operator that rules on calls before
 // anybody else is asked. It can only tighten the policy unless MayAllow is set.
-// Methods are safe for concurrent use. A nil Decider rules on nothing.
+// Methods are safe for concurrent use. A nil Decider rules on nothing. Make others with
+// [NewDecider]: without it, no question is ever sent.
 type Decider struct {
 	// Name identifies it in records, as the client of its decisions.
 	Name string
@@ -42,7 +43,7 @@ type Decider struct {
 // maxDeciding bounds the questions that a decider gets at once.
 const maxDeciding = 16
 
-// NewDecider returns a decider with the options.
+// NewDecider returns a decider with these fields.
 func NewDecider(options Decider) *Decider {
 	options.slots = make(chan struct{}, maxDeciding)
 	return &options
@@ -53,10 +54,8 @@ const MaxDecisionBytes = 64 << 10
 
 const maxDecisionDepth = 16
 
-// deciderQuestion is what a decider gets: what a person would be shown, with the
-// input as it is.
-//
-//	{"version":1,"id":"00ff…","tool":"shell","class":"execute","runs":"sandbox","workspace":"/home/me/p","input":{"command":"git push"},"input_sha256":"…","summary":"git push","policy":"auto"}
+// deciderQuestion is what a decider gets: what a person would be shown, with the whole
+// input. docs/approvals.md has an example.
 type deciderQuestion struct {
 	Version   int             `json:"version"`
 	ID        string          `json:"id"`
@@ -72,10 +71,11 @@ type deciderQuestion struct {
 	Diff      string          `json:"diff,omitempty"`
 	Dangerous string          `json:"dangerous,omitempty"`
 	Notices   []string        `json:"notices,omitempty"`
-	// Commands are what input that is typed into a terminal may run, together with
-	// what was typed before. If that is unknown, one is [policy.AnyCommand].
+	// Commands are those that the call runs. For text typed into a terminal, they are
+	// what it may run together with what was typed before. If that may be anything,
+	// [policy.AnyCommand] is among them.
 	Commands []string `json:"commands,omitempty"`
-	// Policy is what happens without the decider: auto, or prompt.
+	// Policy is the policy's mode: auto, or prompt.
 	Policy string `json:"policy"`
 }
 
@@ -92,9 +92,9 @@ type Case struct {
 	Confirmation
 	// Dir is the workspace's absolute path.
 	Dir string
-	// Prompt reports that a person is asked if the decider allows the call.
+	// Prompt reports that the policy asks about the call. An earlier answer may settle it.
 	Prompt bool
-	// Commands are those of typed input; see [tools.Definition].Typed.
+	// Commands are those of the call; see [tools.Definition].
 	Commands []string
 }
 

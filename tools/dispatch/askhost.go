@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -37,11 +38,11 @@ func (q HostQuestion) phrase() string {
 	return text
 }
 
-// AskHost returns the stored answer about a host, or asks. The result is what was
-// recorded; its scope is once or always, but an allow is for once if a decider rules
-// on hosts, which then sees the next command too. If ctx ends, it denies. If nobody
-// can be asked, it also denies, whatever OnPrompt says: nobody has seen a call that
-// names the host. An error means that a record could not be written, or that the
+// AskHost returns the stored answer about a host, or asks the decider and then a person.
+// The scope is once or always; if a decider rules on hosts, an allow is returned as once,
+// so that it sees the next command too. If ctx ends, it denies, perhaps without a record.
+// If nobody can be asked, it also denies, whatever OnPrompt says: nobody has seen a call
+// that names the host. An error means that a record could not be written, or that the
 // decider failed.
 func (d *Dispatcher) AskHost(ctx context.Context, q HostQuestion) (approval.Resolution, error) {
 	r, err := d.askHost(ctx, q)
@@ -57,22 +58,23 @@ func (d *Dispatcher) askHost(ctx context.Context, q HostQuestion) (approval.Reso
 	if err != nil {
 		return approval.Resolution{}, err
 	}
-	stored := approval.Decision("")
-	if d.opts.Grants != nil {
-		decision, found, err := d.opts.Grants.Find(key)
-		if err != nil {
-			_ = d.out.emit(Warning{CallID: q.CallID, Message: "stored approvals could not be read and were ignored: " + err.Error()})
-		} else if found {
-			stored = decision
+	stored := d.storedAboutHost(q.CallID, key)
+	if d.opts.Decider.CoversHosts() && stored != approval.DecisionDeny {
+		a, failed := d.opts.Decider.Decide(ctx, approval.Case{Confirmation: c, Dir: d.opts.Workspace, Prompt: true})
+		if ctx.Err() != nil {
+			return approval.Resolution{CallID: c.CallID, Decision: approval.DecisionDeny, Scope: approval.ScopeOnce, By: approval.ByCancel}, nil
 		}
-	}
-	if stored == "" || stored == approval.DecisionAllow {
-		r, ask, final, err := d.consultAboutHost(ctx, c)
-		if final || err != nil {
-			return r, err
-		}
-		if ask {
+		stored = d.storedAboutHost(q.CallID, key) // it may have changed in the meantime
+		switch {
+		case stored == approval.DecisionDeny:
+		case a.Decision == approval.DecisionAsk:
+			if err := d.warnOfHost(c.CallID, a, failed); err != nil {
+				return approval.Resolution{}, err
+			}
 			c.Scopes, c.Phrase, stored = []approval.Scope{approval.ScopeOnce}, "", ""
+		case a.Decision == approval.DecisionDeny, d.opts.Decider.MayAllow && q.Addr == "": // a private address is for a person
+			r, err := d.reportRuling(c, a, failed, d.out.emit)
+			return r, cmp.Or(err, failed) // programs don't see its cause
 		}
 	}
 	if stored != "" {
@@ -101,6 +103,32 @@ func (d *Dispatcher) askHost(ctx context.Context, q HostQuestion) (approval.Reso
 	}
 	d.opts.Broker.Record(request, r, err)
 	return r, err
+}
+
+// storedAboutHost returns the stored answer about a host, or "".
+func (d *Dispatcher) storedAboutHost(call string, key approval.Grant) approval.Decision {
+	if d.opts.Grants == nil {
+		return ""
+	}
+	decision, found, err := d.opts.Grants.Find(key)
+	if err != nil {
+		_ = d.out.emit(Warning{CallID: call, Message: "stored approvals could not be read and were ignored: " + err.Error()})
+	}
+	if err != nil || !found {
+		return ""
+	}
+	return decision
+}
+
+// warnOfHost says why a person must see a host: the decider wants it, or has failed.
+func (d *Dispatcher) warnOfHost(call string, a approval.Answer, failed error) error {
+	message := "the decider wants a person to see this host"
+	if failed != nil {
+		message = failed.Error()
+	} else if a.Reason != "" {
+		message += ": " + a.Reason
+	}
+	return d.out.emit(Warning{CallID: call, Message: message})
 }
 
 // resolveHost returns the resolution for a reply. It stores an answer of scope

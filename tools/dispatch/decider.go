@@ -1,9 +1,7 @@
 package dispatch
 
 import (
-	"cmp"
 	"context"
-	"fmt"
 	"slices"
 	"sync"
 
@@ -20,7 +18,7 @@ func (r *round) consultDecider(all []*pending) {
 	for _, p := range all {
 		if !p.ended && r.d.opts.Decider.Covers(p.tool.Definition) {
 			if p.confirm == nil {
-				p.confirm = newConfirmation(p) // what is shown is made from it
+				p.confirm = newConfirmation(p) // projectCalls and describeCall need one
 			}
 			covered = append(covered, p)
 		}
@@ -34,6 +32,9 @@ func (r *round) consultDecider(all []*pending) {
 		p.confirm.ruled = true
 		shown[i] = r.describeCall(p)
 		c := approval.Case{Confirmation: shown[i], Dir: r.d.opts.Workspace, Prompt: p.verdict.Mode != policy.ModeAuto, Commands: p.commands}
+		if def := p.tool.Definition; def.Commands != nil && !def.Typed {
+			c.Commands = def.Commands(p.call.Input)
+		}
 		asking.Go(func() { answers[i], failures[i] = r.d.opts.Decider.Decide(r.ctx, c) })
 	}
 	asking.Wait()
@@ -43,7 +44,7 @@ func (r *round) consultDecider(all []*pending) {
 }
 
 // applyRuling applies a decider's answer about what it was shown to a call. failed is
-// why there was none.
+// why there was no valid one; a then has the decision for that.
 func (r *round) applyRuling(p *pending, shown approval.Confirmation, a approval.Answer, failed error) {
 	prompt := p.verdict.Mode != policy.ModeAuto
 	switch {
@@ -58,9 +59,9 @@ func (r *round) applyRuling(p *pending, shown approval.Confirmation, a approval.
 	case a.Decision == approval.DecisionAsk:
 		p.mustAsk, p.confirm.once = true, false
 		p.verdict.Mode = policy.ModePrompt
+		p.remember = p.answerKey()
 		if !prompt {
 			p.verdict.Rule = "the decider, " + p.verdict.Rule
-			p.remember = p.answerKey()
 		}
 		if failed != nil {
 			r.warn(p, failed.Error())
@@ -77,8 +78,8 @@ func (r *round) applyRuling(p *pending, shown approval.Confirmation, a approval.
 	p.confirm.resolve(fail)
 }
 
-// mayRuleAlone reports whether the decider may allow a call that a person would be
-// asked about, and has not refused earlier.
+// mayRuleAlone reports whether the decider's allow is enough for a call that the policy
+// asks about. It isn't where a person has refused such calls.
 func (r *round) mayRuleAlone(p *pending) bool {
 	if !r.d.opts.Decider.MayAllow || p.dangerous != "" || p.tool.Definition.RequiresAdmin || slices.Contains(p.commands, policy.AnyCommand) {
 		return false
@@ -113,27 +114,4 @@ func (d *Dispatcher) reportRuling(c approval.Confirmation, a approval.Answer, fa
 		return r, err
 	}
 	return r, emit(ConfirmationResolved{r})
-}
-
-// consultAboutHost asks the decider about a host. It reports whether its answer is
-// final; otherwise ask says that a person must see the question whatever was answered
-// before.
-func (d *Dispatcher) consultAboutHost(ctx context.Context, c approval.Confirmation) (r approval.Resolution, ask, final bool, err error) {
-	if d.opts.Decider == nil || !d.opts.Decider.Hosts {
-		return r, false, false, nil
-	}
-	a, failed := d.opts.Decider.Decide(ctx, approval.Case{Confirmation: c, Dir: d.opts.Workspace, Prompt: true})
-	switch {
-	case ctx.Err() != nil:
-		return approval.Resolution{CallID: c.CallID, Decision: approval.DecisionDeny, Scope: approval.ScopeOnce, By: approval.ByCancel}, false, true, nil
-	case a.Decision == approval.DecisionAsk:
-		if failed == nil {
-			failed = fmt.Errorf("the decider wants a person to see this host: %s", a.Reason)
-		}
-		return r, true, false, d.out.emit(Warning{CallID: c.CallID, Message: failed.Error()})
-	case a.Decision == approval.DecisionAllow && !d.opts.Decider.MayAllow:
-		return r, false, false, nil
-	}
-	r, err = d.reportRuling(c, a, failed, d.out.emit)
-	return r, false, true, cmp.Or(err, failed) // programs don't see its cause
 }

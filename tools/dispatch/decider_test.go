@@ -234,6 +234,34 @@ func TestDeciderRulesNotForever(t *testing.T) {
 	}
 }
 
+// TestDeciderIsNotOutdated: what a person answers while the decider rules counts, and a
+// private address is for a person. The control is the same question without either.
+func TestDeciderIsNotOutdated(t *testing.T) {
+	for name, tc := range map[string]struct {
+		addr   string
+		denied bool
+		want   string
+	}{"control": {"", false, "allow by decider"}, "denied in the meantime": {"", true, "deny by grant"}, "a private address": {"10.0.0.5", false, "deny by on_prompt"}} {
+		q := exampleQuestion
+		q.Addr = tc.addr
+		grants := approval.NewGrants(filepath.Join(t.TempDir(), "approvals.json"))
+		decider := approval.NewDecider(approval.Decider{Name: "x", Hosts: true, MayAllow: true, Timeout: time.Minute, Ask: func(_ context.Context, _ string, raw []byte) ([]byte, error) {
+			if tc.denied {
+				if err := grants.Add(approval.Grant{Tool: approval.HostTool, Workspace: "/w", Phrase: q.phrase(), Decision: approval.DecisionDeny}); err != nil {
+					return nil, err
+				}
+			}
+			var asked struct{ ID string }
+			err := json.Unmarshal(raw, &asked)
+			return fmt.Appendf(nil, `{"id":%q,"decision":"allow"}`, asked.ID), err
+		}})
+		r, err := newDispatcher(t, &recorder{}, Options{Policy: preset(t, "default"), Workspace: "/w", Grants: grants, Decider: decider}).AskHost(t.Context(), q)
+		if got := fmt.Sprint(r.Decision, " by ", r.By); err != nil || got != tc.want {
+			t.Errorf("%s: %s, %v, want %s", name, got, err, tc.want)
+		}
+	}
+}
+
 // TestDeciderOfHostsIsCancelled: nobody ruled on a host whose question was cancelled.
 func TestDeciderOfHostsIsCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())

@@ -202,7 +202,8 @@ func (r *round) checkPolicy(p *pending) *tools.Error {
 	case policy.ModeAuto:
 		return nil
 	case policy.ModePrompt, policy.ModePromptOnce:
-		r.needConfirmation(p)
+		p.remember = p.answerKey()
+		p.confirm = newConfirmation(p)
 		return nil
 	}
 	message := fmt.Sprintf("The policy refuses tool %q (class %s); don't try it again in this session.", p.tool.Wire, p.tool.Definition.Class)
@@ -213,11 +214,6 @@ func (r *round) checkPolicy(p *pending) *tools.Error {
 		message = fmt.Sprintf("The policy refuses what this call of %q does, by its rule for %q; don't try that again in this session.", p.tool.Wire, p.verdict.As)
 	}
 	return &tools.Error{Class: tools.ErrorPermissionDenied, Reason: "mode_deny", Message: message, Visible: true}
-}
-
-func (r *round) needConfirmation(p *pending) {
-	p.remember = p.answerKey()
-	p.confirm = newConfirmation(p)
 }
 
 func (p *pending) answerKey() approval.AnswerKey {
@@ -298,7 +294,7 @@ func (r *round) runAll(all []*pending) {
 	wg.Wait()
 }
 
-// maxChanges bounds how often a call is ruled on again because what it would change
+// maxChanges bounds how often a call is confirmed again because what it would change
 // has changed.
 const maxChanges = 3
 

@@ -35,8 +35,8 @@ type questions struct {
 	conns *sync.WaitGroup
 
 	mu      sync.Mutex
-	total   int // that people were asked so far
-	rulings int // answered without them
+	total   int // questions for people
+	rulings int // questions settled without them
 	open    map[endpoint]*question
 	allowed map[grant]bool
 	refused map[endpoint]string // the reasons people gave
@@ -134,8 +134,8 @@ func refuseAsked(r request, a Answer) *refusal {
 	return newRefusal(rule.ReasonAskedDenied, "%s", message)
 }
 
-// joinQuestion joins the open question about an endpoint, or asks a new one. The
-// question is nil if it has been answered in the meantime.
+// joinQuestion joins the open question about an endpoint, or asks a new one. Without an
+// error, a nil question means that the endpoint has been allowed in the meantime.
 func (qs *questions) joinQuestion(at endpoint, r request) (*question, error) {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()

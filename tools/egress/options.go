@@ -202,8 +202,9 @@ type Answer struct {
 	Verdict Verdict
 	// Reason is a note from who answered, for the program and the model.
 	Reason string
-	// Unasked reports that no person saw the question. A denial then holds for the
-	// connections that wait for it.
+	// Unasked reports that no person got the question: a decider or a stored answer
+	// settled it, or it was cancelled. A denial then holds only for the connections that
+	// wait for it.
 	Unasked bool
 }
 

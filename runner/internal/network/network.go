@@ -306,7 +306,7 @@ func (n *Network) ask(ctx context.Context, q egress.Question) (egress.Answer, er
 		question.Display = q.Display
 	}
 	r, err := n.opts.Ask(ctx, question)
-	a := egress.Answer{Verdict: egress.VerdictOnce, Reason: r.Reason, Unasked: r.By == approval.ByDecider || r.By == approval.ByGrant}
+	a := egress.Answer{Verdict: egress.VerdictOnce, Reason: r.Reason, Unasked: r.By == approval.ByDecider || r.RequestID == ""}
 	switch {
 	case err != nil:
 		return a, err

@@ -190,7 +190,7 @@ func TestRecordFails(t *testing.T) {
 // TestAsk checks what is asked, and what answers allow.
 func TestAsk(t *testing.T) {
 	var asked []dispatch.HostQuestion
-	resolution := approval.Resolution{Decision: approval.DecisionAllow, Scope: approval.ScopeOnce, By: approval.ByUser}
+	resolution := approval.Resolution{RequestID: "1", Decision: approval.DecisionAllow, Scope: approval.ScopeOnce, By: approval.ByUser}
 	n, _ := newTestNetwork(t, func(o *Options) {
 		o.Ask = func(_ context.Context, q dispatch.HostQuestion) (approval.Resolution, error) {
 			asked = append(asked, q)
@@ -227,15 +227,19 @@ func TestAsk(t *testing.T) {
 	if a, err := ask(7); err != nil || a.Verdict != egress.VerdictAlways || a.Unasked {
 		t.Errorf("always: %+v, %v", a, err)
 	}
-	resolution = approval.Resolution{Decision: approval.DecisionDeny, By: approval.ByDecider}
+	resolution = approval.Resolution{Decision: approval.DecisionDeny, By: approval.ByCancel} // before anybody was asked
+	if a, err := ask(7); err == nil || !a.Unasked {
+		t.Errorf("cancelled: %+v, %v", a, err)
+	}
+	resolution = approval.Resolution{RequestID: "1", Decision: approval.DecisionDeny, By: approval.ByDecider}
 	if a, err := ask(7); err != nil || a.Verdict != egress.VerdictDeny || !a.Unasked {
 		t.Errorf("denied by a decider: %+v, %v", a, err)
 	}
-	resolution = approval.Resolution{Decision: approval.DecisionDeny, By: approval.ByUser, Reason: "no"}
-	if a, err := ask(7); err != nil || a.Verdict != egress.VerdictDeny || a.Reason != "no" {
+	resolution = approval.Resolution{RequestID: "1", Decision: approval.DecisionDeny, By: approval.ByUser, Reason: "no"}
+	if a, err := ask(7); err != nil || a.Verdict != egress.VerdictDeny || a.Reason != "no" || a.Unasked {
 		t.Errorf("denied: %+v, %v", a, err)
 	}
-	resolution = approval.Resolution{Decision: approval.DecisionTimeout, By: approval.ByTimeout}
+	resolution = approval.Resolution{RequestID: "1", Decision: approval.DecisionTimeout, By: approval.ByTimeout}
 	if _, err := ask(7); err == nil {
 		t.Error("a question without an answer allows")
 	}
