@@ -43,7 +43,10 @@ func TestContainerJobAddressSpaces(t *testing.T) {
 	t.Parallel()
 	p := newJobKit(t).container(t, containerJob{"user", jobUser, nil})
 	const most = 64
-	run := p.begin(t, nil, p.on("exec", "--timeout", "5s", "--pids", fmt.Sprint(most), "--", "sh", "-c", forkBomb))
+	// A bomb may have ended before a busy machine lists its processes. These stay until the
+	// pipe closes, and start no program, which would need a second address space.
+	const full = `echo started; sleep 15 | { exec 3<&0; for i in 1 2 3 4 5 6 7 8 9; do (while :; do read _ <&3 & done); done; }`
+	run := p.begin(t, nil, p.on("exec", "--timeout", "2m", "--pids", fmt.Sprint(most), "--", "sh", "-c", full))
 	run.await(t, "started")
 	spaces := 0
 	for {
