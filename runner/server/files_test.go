@@ -2,6 +2,7 @@ package server
 
 import (
 	"archive/tar"
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -148,6 +149,46 @@ func TestFiles(t *testing.T) {
 
 // A file that can't be copied is a problem that names it, and each request runs
 // at most one command.
+// A client that sends its whole body before it reads gets the response to a request that
+// was refused early: the connection is not reset meanwhile.
+func TestRefusedBodyIsReceived(t *testing.T) {
+	w, id, _ := newFiles(t, func(o *Options) { o.MaxTransfer = 100 << 10 })
+	conn, err := net.Dial("tcp", strings.TrimPrefix(w.base, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	const size = 100<<10 + 1
+	_, err = fmt.Fprintf(conn, "PUT %s HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %s\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n", filesPath(id, "f"), aliceToken, fileType, size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := bufio.NewReader(conn)
+	if _, err := in.Peek(1); err != nil { // the server has refused
+		t.Fatal(err)
+	}
+	for sent := 0; sent < size; {
+		n, err := conn.Write(make([]byte, min(30<<10, size-sent)))
+		if err != nil {
+			t.Fatalf("after %d bytes of %d: %v", sent, size, err)
+		}
+		sent += n
+		time.Sleep(10 * time.Millisecond)
+	}
+	res, err := http.ReadResponse(in, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	if err != nil || res.StatusCode != http.StatusRequestEntityTooLarge || !strings.Contains(string(text), "too_large") {
+		t.Errorf("%d %s, %v", res.StatusCode, text, err)
+	}
+	if _, err := in.ReadByte(); !errors.Is(err, io.EOF) {
+		t.Errorf("after the response: %v, want its end", err)
+	}
+}
+
 func TestFilesRefused(t *testing.T) {
 	w, id, dir := newFiles(t, func(o *Options) { o.MaxTransfer = 100 << 10 })
 	outside := filepath.Join(t.TempDir(), "outside")

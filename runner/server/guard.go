@@ -306,15 +306,18 @@ func (r *response) WriteHeader(status int) {
 	r.ResponseWriter.WriteHeader(status)
 }
 
+const lingerTime = 500 * time.Millisecond
+
 // startAnswer bounds the time to write the response. Streams set their own
-// bound for each write. If the body has not been read, startAnswer stops
-// reading from the connection: net/http would otherwise read up to 256 KiB of
-// the body, without a deadline, to reuse the connection.
+// bound for each write. If the body has not been read, the connection is closed
+// after the response. net/http then reads up to 256 KiB of the body, for lingerTime
+// at most: closing a connection with unread data resets it, and the client might
+// lose the response.
 func (r *response) startAnswer(status int) {
 	r.status = status
 	if r.unread {
 		r.Header().Set("Connection", "close")
-		_ = http.NewResponseController(r.ResponseWriter).SetReadDeadline(time.Unix(1, 0)) // protectRoutes logs if this is impossible
+		_ = http.NewResponseController(r.ResponseWriter).SetReadDeadline(time.Now().Add(lingerTime)) // protectRoutes logs if this is impossible
 	}
 	_ = http.NewResponseController(r.ResponseWriter).SetWriteDeadline(time.Now().Add(answerTime)) // likewise
 }

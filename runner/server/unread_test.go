@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -57,6 +58,8 @@ func TestRefusalsReadNoBody(t *testing.T) {
 	w := newTestEnv(t, "  - text: Never asked.\n", func(o *Options) { o.headerTime, o.bodyTime = time.Hour, time.Hour })
 	const host, kind = "Host: localhost\r\n", "Content-Type: application/json\r\n"
 	auth := host + "Authorization: Bearer " + aliceToken + "\r\n"
+	var cases sync.WaitGroup
+	defer cases.Wait()
 	for name, c := range map[string]struct {
 		head   string
 		status int
@@ -80,8 +83,10 @@ func TestRefusalsReadNoBody(t *testing.T) {
 			if strings.HasPrefix(body, "Transfer") && name == "HTTP/1.0" {
 				continue // it has no chunks
 			}
-			_, r := w.dial(c.head + body)
-			wantCut(t, name+", "+body[:20], r, c.status)
+			cases.Go(func() {
+				_, r := w.dial(c.head + body)
+				wantCut(t, name+", "+body[:20], r, c.status)
+			})
 		}
 	}
 	_, r := w.dial("POST /sessions HTTP/1.1\r\n" + auth + kind + "Content-Length: 1073741824\r\n\r\n{")
