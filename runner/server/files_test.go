@@ -147,8 +147,6 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// A file that can't be copied is a problem that names it, and each request runs
-// at most one command.
 // A client that sends its whole body before it reads gets the response to a request that
 // was refused early: the connection is not reset meanwhile.
 func TestRefusedBodyIsReceived(t *testing.T) {
@@ -189,6 +187,8 @@ func TestRefusedBodyIsReceived(t *testing.T) {
 	}
 }
 
+// A file that can't be copied is a problem that names it, and each request runs
+// at most one command.
 func TestFilesRefused(t *testing.T) {
 	w, id, dir := newFiles(t, func(o *Options) { o.MaxTransfer = 100 << 10 })
 	outside := filepath.Join(t.TempDir(), "outside")

@@ -306,7 +306,8 @@ func (r *response) WriteHeader(status int) {
 	r.ResponseWriter.WriteHeader(status)
 }
 
-const lingerTime = 500 * time.Millisecond
+// lingerTime is enough for a client on a slow line, or a busy machine, to send the rest.
+const lingerTime = 2 * time.Second
 
 // startAnswer bounds the time to write the response. Streams set their own
 // bound for each write. If the body has not been read, the connection is closed
