@@ -1,7 +1,11 @@
 package runner
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -30,6 +34,9 @@ func TestPatchAndReportHaveNoSecret(t *testing.T) {
 	if want := "# keys were left out of this diff: it does not apply as it is\n" + strings.Replace(diff, secret.Value, "[redacted:KEY]", 1); string(patch) != want {
 		t.Errorf("patch %q, want %q", patch, want)
 	}
+	if sum := sha256.Sum256(patch); r.PatchSHA256 != hex.EncodeToString(sum[:]) {
+		t.Errorf("hash %q", r.PatchSHA256)
+	}
 	if r.Patch != diff {
 		t.Error("the user's own patch was changed")
 	}
@@ -48,5 +55,13 @@ func TestPatchAndReportHaveNoSecret(t *testing.T) {
 	}
 	if patch, _ := os.ReadFile(filepath.Join(r.Dir, "workspace.patch")); string(patch) != r.Patch {
 		t.Errorf("patch %q", patch)
+	}
+	// A resumed session that takes its changes back leaves no patch.
+	r = Report{Dir: r.Dir}
+	if err := r.writePatch(secrets); err != nil || r.PatchSHA256 != "" {
+		t.Errorf("%v, hash %q", err, r.PatchSHA256)
+	}
+	if _, err := os.Stat(filepath.Join(r.Dir, "workspace.patch")); !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
 	}
 }

@@ -1,8 +1,12 @@
 package runner
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -35,18 +39,25 @@ type Report struct {
 	Err error `json:"-"`
 }
 
-// writePatch writes the patch beside the session's trace, without secrets.
+// writePatch writes the patch beside the session's trace, without secrets, and sets PatchSHA256.
+// Without a patch, it removes the one that a session left before it was resumed.
 func (r *Report) writePatch(secrets []redact.Secret) error {
+	path := filepath.Join(r.Dir, record.PatchFile)
 	if r.Patch == "" {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("remove the earlier patch: %w", err)
+		}
 		return nil
 	}
 	text := redact.New(secrets).Bytes([]byte(r.Patch))
 	if string(text) != r.Patch {
 		text = append([]byte("# keys were left out of this diff: it does not apply as it is\n"), text...)
 	}
-	if err := os.WriteFile(filepath.Join(r.Dir, record.PatchFile), text, 0o600); err != nil {
+	if err := os.WriteFile(path, text, 0o600); err != nil {
 		return fmt.Errorf("write patch: %w", err)
 	}
+	sum := sha256.Sum256(text)
+	r.PatchSHA256 = hex.EncodeToString(sum[:])
 	return nil
 }
 

@@ -228,7 +228,9 @@ type SessionEnded struct {
 	// Overlay is the result of the changes in overlay mode. The workspace has
 	// only the applied ones.
 	Overlay *OverlayResult `json:"overlay,omitempty"`
-	Denials []Denial       `json:"denials"`
+	// PatchSHA256 is the hash of [PatchFile], absent without one.
+	PatchSHA256 string   `json:"patch_sha256,omitempty"`
+	Denials     []Denial `json:"denials"`
 	// Verification is the result's verification. AnswerProblems tells why the
 	// answer does not have the requested form. Differences tells how results of
 	// tools differ from the replayed run's.

@@ -153,7 +153,7 @@ func samples() []Payload {
 		SessionEnded{
 			Reason: loop.StopLimit, ExitStatus: 53, Answer: "The test passes now.", Client: "http:alice", Truncated: true, Limit: exceeded,
 			Problem: &Problem{Cause: "the limit on memory was reached", Hint: "give more"},
-			Turns:   2, Usage: usage, CostUSD: "0.001234", WallMS: 4212, Attestation: &att, Restarts: 1,
+			Turns:   2, Usage: usage, CostUSD: "0.001234", WallMS: 4212, Attestation: &att, Restarts: 1, PatchSHA256: "ab",
 			Changed:        []Changed{{Path: "Makefile", Change: "modified", Insertions: 1, Deletions: 2, HasDiff: true, Size: 12}},
 			ChangedOmitted: 1, ChangedCount: ChangeCount{Files: 2, Insertions: 1, Deletions: 2, Uncounted: 1}, Incomplete: true,
 			HostExecuted: []HostExecuted{{Path: "Makefile", By: "make"}, {Path: "l", By: "whatever follows it", Target: "/etc/passwd"}}, HostExecutedOmitted: 1,

@@ -115,12 +115,12 @@ func TestChangesAfterAttestation(t *testing.T) {
 		"a second signature": {func(_ *testing.T, _ Session, e *Envelope) {
 			e.Signatures = append([]Signature{{Sig: []byte("x")}}, e.Signatures...)
 		}, ""},
-		"a byte of the patch": {write(record.PatchFile, func(b []byte) []byte { b[len(b)-2] ^= 1; return b }), "workspace.patch is not the file"},
+		"a byte of the patch": {write(record.PatchFile, func(b []byte) []byte { b[len(b)-2] ^= 1; return b }), "workspace.patch was changed"},
 		"no patch any more": {func(t *testing.T, s Session, _ *Envelope) {
 			if err := os.Remove(filepath.Join(s.Dir, record.PatchFile)); err != nil {
 				t.Fatal(err)
 			}
-		}, "workspace.patch was attested and is gone"},
+		}, "workspace.patch can't be read"},
 		"a byte of the trace": {write(record.TraceFile, func(b []byte) []byte {
 			return bytes.Replace(b, []byte(`"decision":"deny"`), []byte(`"decision":"dens"`), 1)
 		}), "hash chain broken"},

@@ -152,8 +152,8 @@ func TestVerifyComparesValues(t *testing.T) {
 	}
 }
 
-// A change of the file of HTTP requests is damage.
-func TestVerifyComparesRequests(t *testing.T) {
+// A change of the patch or of the file of HTTP requests is damage.
+func TestVerifyComparesFiles(t *testing.T) {
 	const lines = `{"connection":1,"method":"GET","url":"https://a.test/","status":200,"received":1,"complete":true}` + "\n"
 	for name, tc := range map[string]struct {
 		hashed, has string // what session.ended has the hash of, and the file; "" for none
@@ -163,38 +163,44 @@ func TestVerifyComparesRequests(t *testing.T) {
 	}{
 		"whole":            {lines, lines, true, false, ""},
 		"none":             {"", "", true, false, ""},
-		"changed":          {lines, strings.Replace(lines, "GET", "PUT", 1), true, false, "were changed"},
-		"a line is added":  {lines, lines + lines, true, false, "were changed"},
-		"emptied":          {lines, "\n", true, false, "were changed"},
+		"changed":          {lines, strings.Replace(lines, "GET", "PUT", 1), true, false, "was changed"},
+		"a line is added":  {lines, lines + lines, true, false, "was changed"},
+		"emptied":          {lines, "\n", true, false, "was changed"},
 		"removed":          {lines, "", true, false, "can't be read"},
-		"forged":           {"", lines, true, false, "were changed"},
+		"forged":           {"", lines, true, false, "was added"},
 		"pruned":           {lines, "", true, true, ""},
-		"pruned and there": {lines, lines + lines, true, true, "were changed"},
+		"pruned and there": {lines, lines + lines, true, true, "was changed"},
 		"not ended":        {"", lines, false, false, ""},
 	} {
-		t.Run(name, func(t *testing.T) {
-			w := newWriter(t, t.TempDir())
-			w.created("a task")
-			if tc.ended {
-				ended := record.SessionEnded{Reason: loop.StopAnswered, CostUSD: "unknown", Network: &record.NetworkTotals{Requests: 1}}
-				if tc.hashed != "" {
-					sum := sha256.Sum256([]byte(tc.hashed))
-					ended.Network.RequestsSHA256 = hex.EncodeToString(sum[:])
+		for _, file := range []string{record.PatchFile, record.RequestsFile} {
+			t.Run(name+" "+file, func(t *testing.T) {
+				w := newWriter(t, t.TempDir())
+				w.created("a task")
+				if tc.ended {
+					ended := record.SessionEnded{Reason: loop.StopAnswered, CostUSD: "unknown", Network: &record.NetworkTotals{Requests: 1}}
+					if tc.hashed != "" {
+						sum := sha256.Sum256([]byte(tc.hashed))
+						hash := &ended.PatchSHA256
+						if file == record.RequestsFile {
+							hash = &ended.Network.RequestsSHA256
+						}
+						*hash = hex.EncodeToString(sum[:])
+					}
+					w.put(0, record.ActorSystem, ended)
 				}
-				w.put(0, record.ActorSystem, ended)
-			}
-			if tc.has != "" {
-				if err := os.WriteFile(filepath.Join(w.dir, record.RequestsFile), []byte(tc.has), 0o600); err != nil {
-					t.Fatal(err)
+				if tc.has != "" {
+					if err := os.WriteFile(filepath.Join(w.dir, file), []byte(tc.has), 0o600); err != nil {
+						t.Fatal(err)
+					}
 				}
-			}
-			s := w.close()
-			s.Pruned = tc.pruned
-			v, err := Verify(s)
-			if err != nil || v.OK != (tc.want == "") || !strings.Contains(v.Damage, tc.want) {
-				t.Errorf("verdict %+v, %v, want %q", v, err, tc.want)
-			}
-		})
+				s := w.close()
+				s.Pruned = tc.pruned
+				v, err := Verify(s)
+				if err != nil || v.OK != (tc.want == "") || !strings.Contains(v.Damage, tc.want) || v.Damage != "" && !strings.Contains(v.Damage, file) {
+					t.Errorf("verdict %+v, %v, want %q", v, err, tc.want)
+				}
+			})
+		}
 	}
 }
 

@@ -6,8 +6,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -84,18 +82,15 @@ func newHostileSession(t *testing.T, text string) Session {
 	w.put(0, record.ActorSystem, record.SandboxLost{Cause: text})
 	w.put(0, record.ActorSystem, record.Warning{Message: text})
 	w.put(0, record.ActorSystem, record.TurnCompleted{Reason: loop.StopReason(text)})
+	patch := "+" + text + "\nrename from " + text + "\nrename to " + text + "\n--- a/was " + text + "\n+++ b/" + text +
+		"\n@@ -1 +1 @@ " + text + "\n-before " + text + "\n+after " + text + "\n# " + text + "\n"
 	w.put(0, record.ActorSystem, record.SessionEnded{
 		Reason: loop.StopReason(text), ExitStatus: 1, Problem: &record.Problem{Cause: text, Hint: text}, CostUSD: text,
 		Changed: []record.Changed{{Path: text, Change: text}}, HostExecuted: []record.HostExecuted{{Path: text, By: text}},
 		Quarantined: []record.Quarantined{{Path: text, To: text, Why: text}}, Overlay: &record.OverlayResult{},
 		Denials:     []record.Denial{{CallID: text, Name: tools.Name(text), Class: tools.ErrorClass(text), Reason: text}},
-		Attestation: &sandbox.Attestation{},
+		Attestation: &sandbox.Attestation{}, PatchSHA256: w.patch(patch),
 	})
-	patch := "+" + text + "\nrename from " + text + "\nrename to " + text + "\n--- a/was " + text + "\n+++ b/" + text +
-		"\n@@ -1 +1 @@ " + text + "\n-before " + text + "\n+after " + text + "\n# " + text + "\n"
-	if err := os.WriteFile(filepath.Join(w.dir, "workspace.patch"), []byte(patch), 0o600); err != nil {
-		t.Fatal(err)
-	}
 	return w.close()
 }
 

@@ -2,6 +2,8 @@ package trace
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"html"
 	"os"
@@ -31,6 +33,16 @@ type writer struct {
 	rec   *record.Recorder
 	now   time.Time
 	turn  string
+}
+
+// patch writes the session's patch and returns its hash.
+func (w *writer) patch(text string) string {
+	w.t.Helper()
+	if err := os.WriteFile(filepath.Join(w.dir, record.PatchFile), []byte(text), 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:])
 }
 
 func newWriter(t *testing.T, state string) *writer {
@@ -204,10 +216,8 @@ func newShopSession(t *testing.T, state string) Session {
 		HostExecuted: []record.HostExecuted{{Path: "Makefile", By: "make"}},
 		Denials:      []record.Denial{{CallID: "tu_6", Name: "fetch", Class: tools.ErrorPermissionDenied, Reason: "egress"}, {CallID: "tu_9", Name: "shell", Class: tools.ErrorUserDenied, Reason: "user"}},
 		Overlay:      &record.OverlayResult{State: "kept", Changes: 2},
+		PatchSHA256:  w.patch("diff --git a/checkout/total.go b/checkout/total.go\n" + diff),
 	})
-	if err := os.WriteFile(filepath.Join(w.dir, "workspace.patch"), []byte("diff --git a/checkout/total.go b/checkout/total.go\n"+diff), 0o600); err != nil {
-		t.Fatal(err)
-	}
 	return w.close()
 }
 

@@ -39,8 +39,8 @@ type Verdict struct {
 }
 
 // Verify verifies the hash chain of a session's lines, the values in files and,
-// once the session has ended, the file of HTTP requests. It returns an error,
-// of type [*Error], only if the records can't be read.
+// once the session has ended, the patch and the file of HTTP requests. It returns
+// an error, of type [*Error], only if the records can't be read.
 func Verify(s Session) (Verdict, error) {
 	o, v := newOverview(s), Verdict{Session: s.ID}
 	err := o.scanRecords(s, nil, func(_ *record.Reader, r record.Record) {
@@ -59,7 +59,7 @@ func Verify(s Session) (Verdict, error) {
 	v.Live = o.Live
 	v.Damage = cmp.Or(v.Damage, o.Damage)
 	if err == nil && v.Damage == "" && v.Ended && !v.Live {
-		if changed := verifyRequests(s, o.Ended); changed != nil {
+		if changed := verifyFiles(s, o.Ended); changed != nil {
 			v.Damage = changed.Error()
 		}
 	}
@@ -67,21 +67,27 @@ func Verify(s Session) (Verdict, error) {
 	return v, err
 }
 
-// verifyRequests compares the file of HTTP requests with its hash in
-// session.ended. Retention removes the file.
-func verifyRequests(s Session, ended *record.SessionEnded) error {
-	want := ""
-	if ended != nil && ended.Network != nil {
-		want = ended.Network.RequestsSHA256
+// verifyFiles compares files beside the records with their hashes in session.ended. Retention
+// removes them.
+func verifyFiles(s Session, ended *record.SessionEnded) error {
+	want := map[string]string{record.PatchFile: "", record.RequestsFile: ""}
+	if ended != nil {
+		want[record.PatchFile] = ended.PatchSHA256
+		if ended.Network != nil {
+			want[record.RequestsFile] = ended.Network.RequestsSHA256
+		}
 	}
-	got, err := hashFile(filepath.Join(s.Dir, record.RequestsFile))
-	switch {
-	case errors.Is(err, fs.ErrNotExist) && (want == "" || s.Pruned):
-		return nil
-	case err != nil:
-		return fmt.Errorf("the requests in %s can't be read: %w", record.RequestsFile, err)
-	case got != want:
-		return fmt.Errorf("the requests in %s were changed: session.ended has another hash", record.RequestsFile)
+	for _, name := range []string{record.PatchFile, record.RequestsFile} {
+		got, err := hashFile(filepath.Join(s.Dir, name))
+		switch {
+		case errors.Is(err, fs.ErrNotExist) && (want[name] == "" || s.Pruned):
+		case err != nil:
+			return fmt.Errorf("%s can't be read: %w", name, err)
+		case want[name] == "":
+			return fmt.Errorf("%s was added: session.ended has no hash of it", name)
+		case got != want[name]:
+			return fmt.Errorf("%s was changed: session.ended has another hash", name)
+		}
 	}
 	return nil
 }
