@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"slices"
 	"sync"
 	"time"
 
@@ -30,13 +29,12 @@ const (
 func Serve(ctx context.Context, h *http.Server, endSessions func() error, listeners ...net.Listener) error {
 	h.IdleTimeout, h.MaxHeaderBytes = idleTime, maxHeaderBytes
 	h.ConnContext, h.ConnState = withConn, trackState
-	listeners = slices.Clone(listeners)
-	for i, l := range listeners {
-		listeners[i] = newLimited(l)
-	}
+	limits := make([]*limited, len(listeners))
 	var group errgroup.Group
 	failed := make(chan struct{}, len(listeners))
-	for _, l := range listeners {
+	for i := range listeners {
+		l := newLimited(listeners[i])
+		limits[i] = l
 		group.Go(func() error {
 			err := h.Serve(l)
 			failed <- struct{}{}
@@ -50,10 +48,13 @@ func Serve(ctx context.Context, h *http.Server, endSessions func() error, listen
 	case <-ctx.Done():
 	case <-failed: // stop serving on the others
 	}
-	for _, l := range listeners {
+	for _, l := range limits {
 		_ = l.Close() // Shutdown returns the error again
 	}
 	err := endSessions()
+	for _, l := range limits {
+		l.closeUnused()
+	}
 	late, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), shutdownTime, errors.New("answers take too long"))
 	defer cancel()
 	if h.Shutdown(late) != nil {
@@ -117,10 +118,25 @@ func (l *limited) Close() error {
 	return l.Listener.Close()
 }
 
+// closeUnused closes the connections that no request has come on. Shutdown would wait five
+// seconds for the first one.
+func (l *limited) closeUnused() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for e := l.idle.Front(); e != nil; {
+		c := e.Value.(*conn)
+		e = e.Next() // closing removes c
+		if !c.used {
+			_ = c.closeHeld()
+		}
+	}
+}
+
 type conn struct {
 	net.Conn
 	l      *limited
 	idle   *list.Element // its place in l.idle; nil during a request of a known client
+	used   bool          // a request has begun
 	closed bool
 }
 
@@ -154,6 +170,7 @@ func trackState(nc net.Conn, state http.ConnState) {
 	c := nc.(*conn)
 	c.l.mu.Lock()
 	defer c.l.mu.Unlock()
+	c.used = c.used || state == http.StateActive
 	if state == http.StateIdle && c.idle == nil && !c.closed {
 		c.idle = c.l.idle.PushBack(c)
 		c.l.freed.Broadcast()
