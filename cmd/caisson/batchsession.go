@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/batchui"
+	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/batch"
 	"github.com/caisson-run/caisson/runner/batch/task"
@@ -101,10 +102,11 @@ func (b *batchSession) newTrials(ctx context.Context, force <-chan struct{}) (*b
 	if err != nil {
 		return nil, err
 	}
-	session, err := b.commonOptions("ci", "")
+	session, err := b.commonOptions(image, "ci", "")
 	if err != nil {
 		return nil, err
 	}
+	session.Root, session.Setup.User, session.Service = "", "", nil // the task decides
 	b.resources = session.Resources
 	if session.Egress, err = b.conf.TaskEgress(); err != nil {
 		return nil, err
@@ -120,8 +122,25 @@ func (b *batchSession) newTrials(ctx context.Context, force <-chan struct{}) (*b
 	session.Secrets = slices.Concat(b.knownSecrets(), environSecrets(b.user, b.flags.TaskEnv...))
 	session.Force = force
 	return batch.NewTrials(batch.TrialOptions{
-		Session: session, StateDir: b.environ.stateDir(), WorkDir: filepath.Join(b.out, workDir), Images: store, DefaultImage: image, NewModel: b.newModel, GitEnv: gitEnviron(b.environ),
+		Session: session, StateDir: b.environ.stateDir(), WorkDir: filepath.Join(b.out, workDir), Images: store, DefaultImage: image, Refuses: b.refuseEnvironment, NewModel: b.newModel, GitEnv: gitEnviron(b.environ),
 	}), nil
+}
+
+// refuseEnvironment implements [batch.TrialOptions].Refuses by the administrator's requirements.
+func (b *batchSession) refuseEnvironment(e task.Environment) string {
+	r := b.conf.Requirements
+	ref, err := images.ParseReference(e.Image)
+	switch {
+	case e.Image != "" && !(r.AllowsImage(e.Image) && (err != nil || r.AllowsImage(ref.String()))):
+		return "image " + e.Image + " is not allowed on this machine (requirements)"
+	case e.Root && (r.RefuseWritableRoot || r.User != nil && *r.User != string(sandbox.UserRoot)):
+		return "root on a writable root is not allowed on this machine (requirements)"
+	case r.Resources.Memory != nil && e.MemoryBytes > int64(*r.Resources.Memory):
+		return fmt.Sprintf("%d bytes of memory are more than this machine allows (requirements)", e.MemoryBytes)
+	case r.Resources.CPUs != nil && e.MilliCPUs > int64(*r.Resources.CPUs):
+		return fmt.Sprintf("%d thousandths of a processor are more than this machine allows (requirements)", e.MilliCPUs)
+	}
+	return ""
 }
 
 // findAgents returns the batch's agents, or the configuration's model if there are none.

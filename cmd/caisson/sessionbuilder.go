@@ -174,7 +174,7 @@ type reporter interface {
 // commonOptions returns the options that the settings give every session. preset is the
 // policy to use if none is named; workspace is that of the sessions, or "" if they have
 // different ones.
-func (s *settings) commonOptions(preset, workspace string) (o runner.Options, err error) {
+func (s *settings) commonOptions(image images.Reference, preset, workspace string) (o runner.Options, err error) {
 	if o.Resources, err = s.conf.SandboxResources(); err != nil {
 		return o, err
 	}
@@ -193,6 +193,8 @@ func (s *settings) commonOptions(preset, workspace string) (o runner.Options, er
 	if o.InstructionTexts, err = s.conf.OperatorInstructions(s.environ.configDir()); err != nil {
 		return o, err
 	}
+	o.Setup = s.conf.SandboxSetup(image, o.Resources)
+	o.RefuseLost = *s.conf.File.RefuseLost
 	o.User = localUser(&s.conf)
 	o.Version = programVersion()
 	o.Budget = s.conf.Limits.Budget()
@@ -208,6 +210,9 @@ func (s *settings) parseImage() (images.Reference, error) {
 	if err != nil {
 		return image, newFailure(exitConfig, err, "the image can't be used: "+err.Error(), "Change --image, or image in the configuration.")
 	}
+	if !s.conf.Requirements.AllowsImage(image.String()) {
+		return image, &config.Error{Where: "requirements", Message: "image " + image.String() + " is not allowed on this machine", Hint: "choose what the administrator's file allows"}
+	}
 	return image, nil
 }
 
@@ -218,11 +223,8 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 	if err != nil {
 		return runner.Options{}, err
 	}
-	if !s.conf.Requirements.AllowsImage(image.String()) {
-		return runner.Options{}, &config.Error{Where: "requirements", Message: "image " + image.String() + " is not allowed on this machine", Hint: "choose what the administrator's file allows"}
-	}
 	s.host.ReportPulls((&ui.PullProgress{Say: u.printNotice}).Report)
-	o, err := s.commonOptions(u.defaultPreset(sandbox.WorkspaceMode(*s.conf.Mode).KeepsChanges() && !s.apply), s.workspace.Path)
+	o, err := s.commonOptions(image, u.defaultPreset(sandbox.WorkspaceMode(*s.conf.Mode).KeepsChanges() && !s.apply), s.workspace.Path)
 	if err != nil {
 		return o, err
 	}
@@ -282,14 +284,12 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 	o.Mounts = s.mounts
 	o.Backend = ready.backend
 	o.Choice = ready.choice
-	o.Setup = s.conf.SandboxSetup(image, o.Resources)
 	o.ImageName = *s.conf.Image
 	o.Submounts = s.conf.Submounts
 	o.Mode = sandbox.WorkspaceMode(*s.conf.Mode)
 	o.CopyBytes = int64(*s.conf.CopyBytes)
 	o.CopyEntries = int64(*s.conf.CopyEntries)
 	o.NoCheckpoints = *s.conf.CopyCheckpoint == "never"
-	o.RefuseLost = *s.conf.File.RefuseLost
 	o.SessionBudget = s.conf.Limits.Session.Budget()
 	o.InstructionFiles = *s.conf.File.InstructionFiles
 	o.TrustedInstructions = s.instructions

@@ -69,6 +69,8 @@ type TrialOptions struct {
 	Images  ImageStore
 	// DefaultImage is for tasks that name none.
 	DefaultImage images.Reference
+	// Refuses returns why a task's environment is not allowed here, or "".
+	Refuses func(task.Environment) string
 	// GitEnv is the environment, as NAME=value, for fetching workspaces with git.
 	GitEnv []string
 	// NewModel makes an agent's model for one trial. It may be nil.
@@ -104,6 +106,11 @@ func NewTrials(o TrialOptions) *Trials {
 // error if an environment can't be made now.
 func (t *Trials) Prepare(ctx context.Context, definition *task.Task) (reason string, err error) {
 	for _, e := range environmentsOf(definition) {
+		if t.o.Refuses != nil {
+			if reason := t.o.Refuses(e); reason != "" {
+				return reason, nil
+			}
+		}
 		p, err := t.places.preparePlace(ctx, e)
 		if err != nil {
 			return "", err
