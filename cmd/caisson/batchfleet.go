@@ -269,7 +269,7 @@ func (b *batchSession) checkRun(run fleet.Run) error {
 
 // runPrepared makes the environments of a trial's task, once, and runs the trial.
 func (b *batchSession) runPrepared(ctx context.Context, t batch.Trial, dir string, budget *int64) batch.Result {
-	reason, err := b.trials.Prepare(ctx, t.Definition)
+	reason, err := b.prepare(ctx, t.Definition)
 	if err == nil && reason != "" {
 		return batch.Result{Outcome: batch.Infrastructure, Class: batch.Environment, Cause: reason}
 	}

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/batchui"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/batch"
@@ -122,13 +123,22 @@ func (b *batchSession) newTrials(ctx context.Context, force <-chan struct{}) (*b
 	session.Secrets = slices.Concat(b.knownSecrets(), environSecrets(b.user, b.flags.TaskEnv...))
 	session.Force = force
 	return batch.NewTrials(batch.TrialOptions{
-		Session: session, StateDir: b.environ.stateDir(), WorkDir: filepath.Join(b.out, workDir), Images: store, DefaultImage: image, Refuses: b.refuseEnvironment, NewModel: b.newModel, GitEnv: gitEnviron(b.environ),
+		Session: session, StateDir: b.environ.stateDir(), WorkDir: filepath.Join(b.out, workDir), Images: store, DefaultImage: image, NewModel: b.newModel, GitEnv: gitEnviron(b.environ),
 	}), nil
 }
 
-// refuseEnvironment implements [batch.TrialOptions].Refuses by the administrator's requirements.
-func (b *batchSession) refuseEnvironment(e task.Environment) string {
-	r := b.conf.Requirements
+// prepare makes a task's environments. The reason, if any, is why the task can't run here.
+func (b *batchSession) prepare(ctx context.Context, t *task.Task) (reason string, err error) {
+	for _, e := range t.Environments() {
+		if reason := refusal(b.conf.Requirements, e); reason != "" {
+			return reason, nil
+		}
+	}
+	return b.trials.Prepare(ctx, t)
+}
+
+// refusal returns why the administrator's requirements refuse a task's environment, or "".
+func refusal(r config.Requirements, e task.Environment) string {
 	ref, err := images.ParseReference(e.Image)
 	switch {
 	case e.Image != "" && !(r.AllowsImage(e.Image) && (err != nil || r.AllowsImage(ref.String()))):
@@ -194,7 +204,7 @@ func (b *batchSession) prepareTasks(ctx context.Context) {
 			t.Unsupported = append(t.Unsupported, err.Error())
 			continue
 		}
-		reason, err := b.trials.Prepare(ctx, t)
+		reason, err := b.prepare(ctx, t)
 		if err != nil {
 			b.say(makeSafe(fmt.Sprintf("%s: the environment is not ready: %v", t.ID, err)))
 		}

@@ -69,8 +69,6 @@ type TrialOptions struct {
 	Images  ImageStore
 	// DefaultImage is for tasks that name none.
 	DefaultImage images.Reference
-	// Refuses returns why a task's environment is not allowed here, or "".
-	Refuses func(task.Environment) string
 	// GitEnv is the environment, as NAME=value, for fetching workspaces with git.
 	GitEnv []string
 	// NewModel makes an agent's model for one trial. It may be nil.
@@ -105,12 +103,7 @@ func NewTrials(o TrialOptions) *Trials {
 // task can't run on what it finds, such as an image with a user other than root, and an
 // error if an environment can't be made now.
 func (t *Trials) Prepare(ctx context.Context, definition *task.Task) (reason string, err error) {
-	for _, e := range environmentsOf(definition) {
-		if t.o.Refuses != nil {
-			if reason := t.o.Refuses(e); reason != "" {
-				return reason, nil
-			}
-		}
+	for _, e := range definition.Environments() {
 		p, err := t.places.preparePlace(ctx, e)
 		if err != nil {
 			return "", err
@@ -127,16 +120,6 @@ func (t *Trials) Prepare(ctx context.Context, definition *task.Task) (reason str
 		}
 	}
 	return "", nil
-}
-
-func environmentsOf(definition *task.Task) []task.Environment {
-	list := []task.Environment{definition.Environment}
-	for _, s := range definition.Steps {
-		if s.Verifier.Separate {
-			list = append(list, s.Verifier.Environment)
-		}
-	}
-	return list
 }
 
 // Run implements [RunTrial].

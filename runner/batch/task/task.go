@@ -74,6 +74,17 @@ type Environment struct {
 	HealthCheck *HealthCheck
 }
 
+// Environments returns the environments of the agent and of verifiers with their own.
+func (t *Task) Environments() []Environment {
+	list := []Environment{t.Environment}
+	for _, s := range t.Steps {
+		if s.Verifier.Separate {
+			list = append(list, s.Verifier.Environment)
+		}
+	}
+	return list
+}
+
 // Git is a commit of a repository.
 type Git struct{ URL, Commit string }
 
