@@ -31,7 +31,7 @@ type Finding struct {
 // are findings.
 func Doctor(ctx context.Context, o Options) ([]Finding, error) {
 	o.Workspace = cmp.Or(o.Workspace, ".")
-	image, resources, err := o.withDefaults()
+	setup, err := o.setup()
 	if err != nil {
 		return nil, fmt.Errorf("check this machine: %w", err)
 	}
@@ -44,11 +44,11 @@ func Doctor(ctx context.Context, o Options) ([]Finding, error) {
 	if err := o.checkIsolation(backend); backend != "auto" && err != nil {
 		return nil, fmt.Errorf("check this machine: %w", err)
 	}
-	checked := h.CheckImage(ctx, image)
+	checked := h.CheckImage(ctx, setup.Image)
 	found := append(CheckMachine(), doctor.CheckState(h.o.StateDir, []string{os.TempDir()}), checked)
 	found = append(found, h.CheckBackends(ctx, backend)...)
 	found = append(found, doctor.SmokeTest{
-		Setup: sandbox.Setup{Image: image, Resources: resources}, ImageOK: checked.Result == doctor.OK, Mode: cmp.Or(o.Mode, sandbox.ModeBind), StateDir: h.o.StateDir,
+		Setup: setup, ImageOK: checked.Result == doctor.OK, Mode: cmp.Or(o.Mode, sandbox.ModeBind), StateDir: h.o.StateDir,
 		Choose: func(ctx context.Context) (sandbox.Backend, []string, error) {
 			var notes []string
 			b, _, err := h.Choose(ctx, backend, func(note string) { notes = append(notes, note) })

@@ -77,12 +77,15 @@ type SandboxOptions struct {
 	CacheUse string
 }
 
-func (o SandboxOptions) withDefaults() (images.Reference, limits.Resources, error) {
+// setup returns the setup of the sandbox, with defaults for the image and resources.
+func (o SandboxOptions) setup() (sandbox.Setup, error) {
 	if o.Workspace == "" {
-		return images.Reference{}, limits.Resources{}, errors.New("SandboxOptions.Workspace is missing")
+		return sandbox.Setup{}, errors.New("SandboxOptions.Workspace is missing")
 	}
-	ref, err := images.ParseLocalReference(cmp.Or(o.Image, string(images.SchemeHost)))
-	return ref, cmp.Or(o.Resources, limits.DefaultResources()), err
+	image, err := images.ParseLocalReference(cmp.Or(o.Image, string(images.SchemeHost)))
+	return sandbox.Setup{
+		Image: image, Root: o.Root, User: o.User, Service: o.Service, Resources: cmp.Or(o.Resources, limits.DefaultResources()),
+	}, err
 }
 
 func (h *Host) openWorkspace(o SandboxOptions) (*runner.Workspace, error) {
@@ -159,8 +162,7 @@ func openParts(ctx context.Context, o SandboxOptions, secrets []redact.Secret) (
 		return nil, err
 	}
 	p.Push(p.host.Close)
-	p.setup = sandbox.Setup{Root: o.Root, User: o.User, Service: o.Service}
-	if p.setup.Image, p.setup.Resources, err = o.withDefaults(); err != nil {
+	if p.setup, err = o.setup(); err != nil {
 		return nil, err
 	}
 	if p.work, err = p.host.openWorkspace(o); err != nil {

@@ -109,7 +109,7 @@ func (u *userCommands) serveRequest(ctx context.Context, r execapi.Request, stdi
 	if err != nil {
 		return execapi.Result{Failure: &execapi.Failure{Kind: string(err.Kind), Cause: err.Cause, Hint: err.Hint}}
 	}
-	return execapi.Result{Status: result.Status, Killed: result.Killed, Left: result.Left}
+	return execapi.Result{Status: result.Status, Shortage: result.Shortage, Killed: result.Killed, Left: result.Left}
 }
 
 // runCommand runs one command to its end, with a record before and after. The error is nil if
@@ -136,7 +136,7 @@ func (u *userCommands) runCommand(ctx context.Context, c UserCommand, client str
 	exit, err := u.exec.RunProgram(ctx, command)
 	u.bridge.settle()
 	ended := record.UserCommandEnded{
-		ExecID: id, ExitStatus: exit.Status, Stdout: out.recordStream(), Stderr: errOut.recordStream(),
+		ExecID: id, ExitStatus: exit.Status, Shortage: exit.Shortage, Stdout: out.recordStream(), Stderr: errOut.recordStream(),
 		WallMS: exit.Wall.Milliseconds(), CPUMS: exit.CPU.Milliseconds(), Kill: exit.Kill, Recording: endRecording(),
 	}
 	if err != nil {
@@ -149,7 +149,7 @@ func (u *userCommands) runCommand(ctx context.Context, c UserCommand, client str
 	if err != nil {
 		return UserResult{}, u.notRun(err)
 	}
-	result := UserResult{Status: exit.Status, Killed: exit.Kill.Killed, Left: exit.Kill.Left}
+	result := UserResult{Status: exit.Status, Shortage: exit.Shortage, Killed: exit.Kill.Killed, Left: exit.Kill.Left}
 	if u.offline && !exit.Status.Success() {
 		result.NeedsPreset = preset.NeededBy([]byte(out.tail.String()), []byte(errOut.tail.String()))
 	}
@@ -371,6 +371,7 @@ func (s *Session) EndBackground() {
 // UserResult tells how a user's command ended.
 type UserResult struct {
 	Status sandbox.ExitStatus
+	sandbox.Shortage
 	// Killed counts the processes that had to be killed, Left the ones that survived.
 	Killed, Left int
 	// Detached is set if [RunUserCommand] or [AttachUserCommand] left the command, which goes
@@ -461,7 +462,7 @@ func askOwner(ctx context.Context, stateDir, session string, c UserCommand, requ
 	if f := r.Failure; f != nil {
 		return UserResult{}, &UserCommandError{Kind: FaultKind(f.Kind), Cause: f.Cause, Hint: f.Hint}
 	}
-	return UserResult{Status: r.Status, Killed: r.Killed, Left: r.Left, Detached: r.Detached}, nil
+	return UserResult{Status: r.Status, Shortage: r.Shortage, Killed: r.Killed, Left: r.Left, Detached: r.Detached}, nil
 }
 
 func dialOwner(stateDir, session string) (net.Conn, error) {

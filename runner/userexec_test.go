@@ -71,11 +71,12 @@ func TestUserCommand(t *testing.T) {
 		fmt.Fprint(cmd.Stdout, "hello")
 		return sandbox.ExitStatus{Code: 7}
 	}
+	b.backend.Shortages = map[string]sandbox.Shortage{"hello": {PIDsLimitHit: true, Full: []string{"/tmp"}}}
 	report, records := b.asking(func(stateDir string) {
 		if !Listens(stateDir, b.opts.Dir.Session) || Listens(stateDir, "ses_none") {
 			t.Error("who listens is told wrongly")
 		}
-		if out, r, err := b.command(stateDir, "hello"); err != nil || out != "hello" || r.Status.Code != 7 {
+		if out, r, err := b.command(stateDir, "hello"); err != nil || out != "hello" || r.Status.Code != 7 || !r.PIDsLimitHit || len(r.Full) != 1 {
 			t.Errorf("%q, %+v, %v", out, r, err)
 		}
 	})
@@ -93,7 +94,7 @@ func TestUserCommand(t *testing.T) {
 		}
 		if r.Kind == record.KindUserCommandEnded {
 			var p record.UserCommandEnded
-			if err := json.Unmarshal(r.Payload, &p); err != nil || p.Code != 7 || p.Stdout.Bytes != 5 || p.ExecID == "" {
+			if err := json.Unmarshal(r.Payload, &p); err != nil || p.Code != 7 || p.Stdout.Bytes != 5 || p.ExecID == "" || !p.PIDsLimitHit || len(p.Full) != 1 {
 				t.Errorf("ended: %+v, %v", p, err)
 			}
 		}

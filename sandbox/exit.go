@@ -85,20 +85,25 @@ type Exit struct {
 	// PeakMemory is the largest resident set of one of its processes, in bytes
 	// (rusage), or 0 if the kernel does not report it.
 	PeakMemory int64
-	// PIDsLimitHit reports whether the kernel counted a fork that failed at the
-	// sandbox's pids limit while the command ran. It is never inferred from
-	// output. gVisor has no such counter, so there it means that the command
-	// itself could not be started.
-	PIDsLimitHit bool
-	// Full lists the in-memory file systems (/tmp, the home directory,
-	// /dev/shm) that were full when a command failed.
-	Full []string
+	Shortage
 	// Exceeded is set if the command was killed because it exceeded
 	// [Command].MaxTasks (limits.KindPIDs) or MaxMemory (limits.KindMemory), or
 	// because it filled the disk or a directory (limits.KindDisk). Backends
 	// don't set the last: the runner watches the disk.
 	Exceeded *limits.ExceededError
 	Kill     KillReport
+}
+
+// Shortage is what a command lacked without being ended for it. Records embed it.
+type Shortage struct {
+	// PIDsLimitHit reports whether the kernel counted a fork that failed at the
+	// sandbox's pids limit while the command ran. It is never inferred from
+	// output. gVisor has no such counter, so there it means that the command
+	// itself could not be started.
+	PIDsLimitHit bool `json:"pids_limit_hit,omitempty"`
+	// Full lists the in-memory file systems (/tmp, the home directory,
+	// /dev/shm) that were full when a command failed.
+	Full []string `json:"full,omitempty"`
 }
 
 // Cause returns why the command was ended, like [ExitStatus.Cause], or which

@@ -518,6 +518,12 @@ func endOfCommand(ctx context.Context, a *app, r runner.UserResult, moreMemory s
 	if r.Left > 0 {
 		a.warn(fmt.Sprintf("%d processes of the command could not be killed; the session replaces its sandbox.", r.Left))
 	}
+	if r.PIDsLimitHit {
+		a.warn("the sandbox's limit of processes was reached. --pids sets it when the session starts.")
+	}
+	if len(r.Full) > 0 {
+		a.warn("no space is left in " + strings.Join(r.Full, " and ") + ", which is in memory and bounded. Remove files there, or use the workspace.")
+	}
 	switch {
 	case ctx.Err() != nil:
 		return exitDone, cmp.Or(interruption(ctx), context.Cause(ctx))

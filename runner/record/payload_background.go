@@ -12,10 +12,12 @@ type BackgroundEnded struct {
 	CallID string `json:"tool_use_id"`
 	Handle string `json:"handle"`
 	// EndedBy is "itself", "timeout", "shell_kill", "session_end", "fork",
-	// "collect" (before a trial's files were collected), "disk_full",
+	// "collect" (before a trial's files were collected), "repository" (one was
+	// made again and again, so that the host's git would obey it), "disk_full",
 	// "cancelled" (with the call, before it had the handle), or "sandbox_lost".
 	EndedBy string `json:"ended_by"`
 	sandbox.ExitStatus
+	sandbox.Shortage
 	Stdout UserStream         `json:"stdout"`
 	Stderr UserStream         `json:"stderr"`
 	WallMS int64              `json:"wall_ms"`

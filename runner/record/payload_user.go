@@ -25,6 +25,7 @@ type UserCommandStarted struct {
 type UserCommandEnded struct {
 	ExecID string `json:"exec_id"`
 	sandbox.ExitStatus
+	sandbox.Shortage
 	// Stdout and Stderr describe the output that the user received. It is not
 	// kept.
 	// A terminal's output is in Recording.

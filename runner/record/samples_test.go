@@ -83,12 +83,12 @@ func samples() []Payload {
 		SandboxRestarted{Restart: 1, Attestation: att, StartMS: 131},
 		UserCommandStarted{ExecID: "exe_1", Argv: []string{"sh", "-c", "ls"}, Dir: "/workspace/sub", Env: []string{"TZ"}, Terminal: &sandbox.TerminalSize{Rows: 24, Columns: 80}, PID: 4712, Client: "uid:1000"},
 		UserCommandEnded{
-			ExecID: "exe_1", ExitStatus: ended, Error: "lost", Stdout: UserStream{Bytes: 3, SHA256: "ab"},
+			ExecID: "exe_1", ExitStatus: ended, Shortage: sandbox.Shortage{PIDsLimitHit: true, Full: []string{"/tmp"}}, Error: "lost", Stdout: UserStream{Bytes: 3, SHA256: "ab"},
 			Stderr: UserStream{SHA256: "cd"}, WallMS: 7, CPUMS: 2, Kill: sandbox.KillReport{Method: "gid", Terminated: 1, Killed: 1},
 			Recording: &Recording{Path: "spill/command-0001-terminal.cast", Bytes: 9, SHA256: "ef", Truncated: true},
 		},
 		BackgroundEnded{
-			CallID: "tu_1", Handle: "background-1", EndedBy: "shell_kill", ExitStatus: ended, Error: "lost",
+			CallID: "tu_1", Handle: "background-1", EndedBy: "shell_kill", ExitStatus: ended, Shortage: sandbox.Shortage{PIDsLimitHit: true, Full: []string{"/tmp"}}, Error: "lost",
 			Stdout: UserStream{Bytes: 3, SHA256: "ab"}, Stderr: UserStream{SHA256: "cd"}, WallMS: 7, CPUMS: 2,
 			Kill: sandbox.KillReport{Method: "gid", Terminated: 1}, Recording: &Recording{Path: "spill/command-0001-terminal.cast", Bytes: 9, SHA256: "ef"},
 		},

@@ -259,6 +259,6 @@ func (c *command) end() ExecEnd {
 	r := c.result
 	return ExecEnd{
 		Exec: c.id, Status: r.Status.Code, Signal: r.Status.Signal, TimedOut: r.Status.TimedOut, OOMKilled: r.Status.OOMKilled,
-		Cancelled: r.Status.Cancelled, Killed: r.Killed, Left: r.Left, Stdout: stdout, Stderr: stderr,
+		Cancelled: r.Status.Cancelled, PIDsLimit: r.PIDsLimitHit, Full: r.Full, Killed: r.Killed, Left: r.Left, Stdout: stdout, Stderr: stderr,
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -144,7 +145,7 @@ func TestTerminal(t *testing.T) {
 	}
 	c.typeIn("exit 7\n")
 	e := c.last(websocket.StatusNormalClosure)
-	if want := (ExecEnd{Exec: c.id, Status: 7, Stdout: StreamSize{Bytes: int64(c.text.Len())}}); e.Exit == nil || *e.Exit != want {
+	if want := (ExecEnd{Exec: c.id, Status: 7, Stdout: StreamSize{Bytes: int64(c.text.Len())}}); e.Exit == nil || !reflect.DeepEqual(*e.Exit, want) {
 		t.Errorf("ended with %+v, want %+v", e.Exit, want)
 	}
 	end := w.endOf(s.ID, c.id)

@@ -131,7 +131,7 @@ func (e *Entry) readLast(f *os.File) error {
 	if c, ok := record.DecodePayload(before).(record.UserCommandEnded); ok && e.Reason == string(runner.StopNoTurn) {
 		e.Command = c.ExitStatus.String()
 		if c.Error != "" {
-			e.Command = "did not run"
+			e.Command = "failed"
 		}
 	}
 	return nil

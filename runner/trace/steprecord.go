@@ -390,7 +390,10 @@ func (s *Steps) handleSandboxRecord(r record.Record, payload record.Payload) boo
 			delete(s.exec, p.ExecID)
 		}
 		step.Failed = p.Code != 0
-		step.Text = fmt.Sprintf("%s: %s", step.Text, p.ExitStatus)
+		step.Text = fmt.Sprintf("%s: %s", step.Text, sandbox.Exit{Status: p.ExitStatus, Shortage: p.Shortage}.Ending())
+		if p.Error != "" {
+			step.Text += ": " + tools.Elide(p.Error, 200)
+		}
 		step.addRecording(p.Recording)
 		s.visit(step)
 	default:

@@ -93,7 +93,7 @@ func commandEnding(metadata map[string]any) string {
 			Code: code, Signal: signal,
 			TimedOut: metadata["timed_out"] == true, Cancelled: metadata["cancelled"] == true, OOMKilled: metadata["oom_killed"] == true,
 		},
-		PIDsLimitHit: metadata["pids_limit_hit"] == true,
+		Shortage: sandbox.Shortage{PIDsLimitHit: metadata["pids_limit_hit"] == true},
 	}
 	if metadata["full"] != nil {
 		exit.Full = []string{""}

@@ -57,7 +57,7 @@ func (p *process) checkExit(x wire.Exit) (sandbox.Exit, error) {
 	}
 	return sandbox.Exit{
 		Status: status, Stdout: stdout, Stderr: stderr,
-		Wall: x.Wall, CPU: x.CPU, PeakMemory: x.PeakMemory, PIDsLimitHit: x.PIDsLimitHit, Full: x.Full, Exceeded: exceeded,
+		Wall: x.Wall, CPU: x.CPU, PeakMemory: x.PeakMemory, Shortage: sandbox.Shortage{PIDsLimitHit: x.PIDsLimitHit, Full: x.Full}, Exceeded: exceeded,
 		Kill: sandbox.KillReport(x.Kill),
 	}, nil
 }

@@ -81,8 +81,6 @@ func NewConfig(spec sandbox.Spec) wire.Config {
 		GIDCount:      DefaultGIDCount,
 		Workspace:     spec.Workspace.MountPoint(),
 		HostWorkspace: spec.Workspace.Path,
-		MemoryBytes:   spec.Resources.MemoryBytes,
-		PIDs:          spec.Resources.PIDs,
 		MilliCPUs:     spec.Resources.MilliCPUs,
 	}
 }

@@ -36,7 +36,7 @@ func TestReport(t *testing.T) {
 		},
 		{
 			"limits that were hit",
-			Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: 1}, PIDsLimitHit: true, Full: []string{"/tmp", "/dev/shm"}}},
+			Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: 1}, Shortage: sandbox.Shortage{PIDsLimitHit: true, Full: []string{"/tmp", "/dev/shm"}}}},
 			"exit code 1 after 0.00 s\nThe sandbox's limit of processes was reached, and it could start no more.\n" +
 				"No space is left in /tmp and /dev/shm, which are bounded and in memory; remove what is not needed, or use the workspace.\nstdout: empty\nstderr: empty\n",
 		},

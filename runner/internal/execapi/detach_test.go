@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -92,7 +93,7 @@ func TestDetach(t *testing.T) {
 	p.say("one")
 	p.want("got one")
 	p.leave(errors.New("the test leaves"))
-	if r := <-p.result; r != (Result{Detached: true}) {
+	if r := <-p.result; !reflect.DeepEqual(r, Result{Detached: true}) {
 		t.Errorf("left with %+v", r)
 	}
 	p = attach(t, dir, &only)
@@ -101,7 +102,7 @@ func TestDetach(t *testing.T) {
 	p.say("two")
 	p.want("got two")
 	other := attach(t, dir, &only)
-	if r := <-p.result; r != (Result{Detached: true}) {
+	if r := <-p.result; !reflect.DeepEqual(r, Result{Detached: true}) {
 		t.Errorf("another took it: %+v", r)
 	}
 	for _, line := range []string{"begins true", "got one", "got two"} {
@@ -117,7 +118,7 @@ func TestDetach(t *testing.T) {
 		t.Errorf("of no command: %+v", r.Failure)
 	}
 	second.say("exit 4")
-	if r := <-second.result; r != (Result{Status: sandbox.ExitStatus{Code: 4}}) {
+	if r := <-second.result; !reflect.DeepEqual(r, Result{Status: sandbox.ExitStatus{Code: 4}}) {
 		t.Errorf("ended with %+v", r)
 	}
 	other.say("exit 5")

@@ -72,6 +72,7 @@ func (r Request) Args() []string {
 // Result is the end of the command, or why it was not run.
 type Result struct {
 	Status sandbox.ExitStatus `json:"status"`
+	sandbox.Shortage
 	// Killed counts the processes that had to be killed, Left the ones that survived.
 	Killed int `json:"killed,omitempty"`
 	Left   int `json:"left,omitempty"`

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -65,7 +66,7 @@ func echo(_ context.Context, r Request, stdin io.Reader, stdout, stderr io.Write
 		}
 	}
 	stderr.Write(bytes.Join(r.Argv, []byte("|")))
-	return Result{Status: sandbox.ExitStatus{Code: 7}, Killed: int(min(r.PID, 1))}
+	return Result{Status: sandbox.ExitStatus{Code: 7}, Shortage: sandbox.Shortage{Full: []string{"/tmp"}}, Killed: int(min(r.PID, 1))}
 }
 
 func TestRun(t *testing.T) {
@@ -75,7 +76,7 @@ func TestRun(t *testing.T) {
 	argv := [][]byte{[]byte("a"), []byte("b c"), []byte("\xff\x00")}
 	r, err := Run(t.Context(), dial(t, dir), Request{Argv: argv}, Streams{Stdin: bytes.NewReader(input), Stdout: &stdout, Stderr: &stderr}, nil)
 	must(t, err)
-	if r != (Result{Status: sandbox.ExitStatus{Code: 7}, Killed: 1}) || !bytes.Equal(stdout.Bytes(), input) || stderr.String() != "a|b c|\xff\x00" {
+	if !reflect.DeepEqual(r, Result{Status: sandbox.ExitStatus{Code: 7}, Shortage: sandbox.Shortage{Full: []string{"/tmp"}}, Killed: 1}) || !bytes.Equal(stdout.Bytes(), input) || stderr.String() != "a|b c|\xff\x00" {
 		t.Errorf("%+v, %d bytes, %q", r, stdout.Len(), &stderr)
 	}
 	stdout.Reset()

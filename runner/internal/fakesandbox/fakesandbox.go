@@ -41,6 +41,8 @@ type Backend struct {
 	Identities int
 	// Unkillable maps a script to the number of its processes that survive it.
 	Unkillable map[string]int
+	// Shortages maps a script to what it lacks.
+	Shortages  map[string]sandbox.Shortage
 	DestroyErr error
 	// Scripts maps a command's last argument to its script. Other runs all other commands; if
 	// it is nil, they exit with 127.
@@ -345,6 +347,7 @@ func (p *process) runScript(ctx context.Context, cmd sandbox.Command) {
 	p.exit.Status = run(ctx, p.sandbox, cmd)
 	p.exit.Stdout = sandbox.Stream{Total: out.n, Live: out.n}
 	p.exit.Status.Cancelled = ctx.Err() != nil
+	p.exit.Shortage = p.sandbox.backend.Shortages[text]
 	p.exit.Kill.Left = p.sandbox.backend.Unkillable[text]
 	if p.sandbox.State() == sandbox.StateStopped {
 		p.err = fmt.Errorf("wait: %w", sandbox.ErrLost)

@@ -457,7 +457,7 @@ func (g *backgroundLog) closeFile() (total int64) {
 // nil.
 func backgroundEnded(j *background, end shell.Ended, cause error) record.BackgroundEnded {
 	p := record.BackgroundEnded{
-		CallID: j.callID, Handle: j.handle, EndedBy: "itself", ExitStatus: end.Status,
+		CallID: j.callID, Handle: j.handle, EndedBy: "itself", ExitStatus: end.Status, Shortage: end.Shortage,
 		Stdout: record.UserStream{Bytes: end.Exit.Stdout.Total, SHA256: end.Exit.Stdout.SHA256}, Stderr: record.UserStream{Bytes: end.Exit.Stderr.Total, SHA256: end.Exit.Stderr.SHA256},
 		WallMS: end.Wall.Milliseconds(), CPUMS: end.CPU.Milliseconds(), Kill: end.Kill,
 	}
@@ -476,6 +476,8 @@ func backgroundEnded(j *background, end shell.Ended, cause error) record.Backgro
 		p.EndedBy = "fork"
 	case errors.Is(cause, errCollect):
 		p.EndedBy = "collect"
+	case errors.Is(cause, errRepeating):
+		p.EndedBy = "repository"
 	case errors.Is(cause, errSessionEnd):
 		p.EndedBy = "session_end"
 	case cause != nil && !errors.Is(cause, context.Canceled):

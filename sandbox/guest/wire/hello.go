@@ -11,7 +11,7 @@ import (
 // Config is the host's first frame: what the guest must know before it changes
 // anything about itself.
 //
-//	{"protocol":3,"command_uid":10001,"command_gid":10001,"gid_base":20000,"gid_count":4096,"workspace":"/workspace",…}
+//	{"protocol":4,"command_uid":10001,"command_gid":10001,"gid_base":20000,"gid_count":4096,"workspace":"/workspace",…}
 type Config struct {
 	Protocol int `json:"protocol"`
 	// CommandUID and CommandGID are the commands' identity, not 0 unless Root.
@@ -51,11 +51,9 @@ type Config struct {
 	// Layered are the mounts that the guest makes, in this order, before anything
 	// else. What they are made of is mounted below LayersDir, and unmounted then.
 	Layered []Layered `json:"layered,omitempty"`
-	// MemoryBytes, PIDs and MilliCPUs are the container's limits, set by the
-	// host. Commands see the number of processors that MilliCPUs amounts to.
-	MemoryBytes int64 `json:"memory_bytes"`
-	PIDs        int64 `json:"pids"`
-	MilliCPUs   int64 `json:"milli_cpus"`
+	// MilliCPUs is the container's limit, set by the host. Commands see the number
+	// of processors that it amounts to.
+	MilliCPUs int64 `json:"milli_cpus"`
 	// View reports that the host can't see the workspace and will send read
 	// requests, which costs two threads.
 	View bool `json:"view,omitempty"`
