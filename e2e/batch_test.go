@@ -285,12 +285,10 @@ func TestBatchCheck(t *testing.T) {
 	m.write(t, "tasks/broken/tests/test.sh", "[ -e /app/absent ] && reward=1\necho ${reward:-0} > /logs/verifier/reward.txt\n")
 	m.harborTask(t, "easy", image, smallTask, "true")
 	m.write(t, "tasks/easy/tests/test.sh", "echo 1 > /logs/verifier/reward.txt\n")
-	for task, want := range map[string]string{"wrong": "oracle: failed, reward 0", "broken": "oracle: failed, reward 0, solution_failed: solve.sh: exit code 3", "easy": "nop: passed, reward 1"} {
-		alone := check(task)
-		alone.want(t, 60)
-		if !strings.Contains(alone.stdout, want) || !strings.Contains(alone.stdout, "0 of 1 tasks are sound") {
-			t.Errorf("%s: %s", task, alone.stdout)
-		}
+	alone := check("wrong")
+	alone.want(t, 60)
+	if !strings.Contains(alone.stdout, "0 of 1 tasks are sound") {
+		t.Error(alone.stdout)
 	}
 	out := m.batchDir("checked")
 	all := m.run(t, "batch", "check", "--backend", "runc", "--out", out, filepath.Join(m.workspace, "tasks"))
@@ -299,14 +297,18 @@ func TestBatchCheck(t *testing.T) {
 	if len(lines) != 5 || lines[4] != "1 of 4 tasks are sound" {
 		t.Fatal(all.stdout)
 	}
+	causes := map[string]string{"wrong": "oracle: failed, reward 0", "broken": "oracle: failed, reward 0, solution_failed: solve.sh: exit code 3", "easy": "nop: passed, reward 1"}
 	for _, line := range lines[1:4] {
 		fields := strings.Fields(line)
+		if cause := causes[fields[0]]; cause == "" || !strings.Contains(line, cause) {
+			t.Errorf("%q", line)
+		}
 		text, err := os.ReadFile(fields[len(fields)-1])
 		if err != nil || fields[0] == "broken" && string(text) != "a reason\n" {
 			t.Errorf("%s: %q, %v", line, text, err)
 		}
 	}
-	if left, err := filepath.Glob(filepath.Join(tmp, "caisson-check-*")); err != nil || len(left) != 3 {
+	if left, err := filepath.Glob(filepath.Join(tmp, "caisson-check-*")); err != nil || len(left) != 1 {
 		t.Errorf("temporary directories: %v, %v", left, err)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/runner/sessiondir"
+	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 )
 
 // daemon is a command that says something, starts a double-forked daemon in a
@@ -33,7 +34,7 @@ while :; do sleep 1; done; : %s`, strings.ReplaceAll(ignore, `'`, `'"'"'`), mark
 func TestCancelLeavesNoProcess(t *testing.T) {
 	t.Parallel()
 	onAllBackends(t, func(t *testing.T, backend string) {
-		for _, test := range []struct {
+		for i, test := range []struct {
 			name   string
 			args   []string
 			signal syscall.Signal
@@ -44,6 +45,9 @@ func TestCancelLeavesNoProcess(t *testing.T) {
 			{"terminate", nil, syscall.SIGTERM, 143, "cancelled"},
 			{"timeout", []string{"--timeout", "10s"}, 0, 53, "limit"},
 		} {
+			if !sandboxtest.RunsAt(i, backend, backendNames...) {
+				continue
+			}
 			t.Run(test.name, func(t *testing.T) {
 				m := newMachine(t)
 				marker := "marker-" + secret()[:16]

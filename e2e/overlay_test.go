@@ -235,14 +235,14 @@ func TestKilledApplyIsGoneOnWith(t *testing.T) {
 	session := out.records[0].Session
 	killed := 0
 	// Longer each time, so that one gets to the end in the end.
-	for wait := 20 * time.Millisecond; ; wait += wait / 5 {
+	for wait := 20 * time.Millisecond; ; wait += wait / 2 {
 		if wait > deadline {
 			t.Fatal("apply comes to no end")
 		}
 		run := m.start(t, "apply", session)
 		select {
 		case <-run.ended:
-		case <-time.After(wait + rand.N(wait/5)):
+		case <-time.After(wait + rand.N(wait/2)):
 			_ = run.process.Process.Kill()
 		}
 		end := run.wait(t, deadline)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"github.com/caisson-run/caisson/loop/replay"
 	"github.com/caisson-run/caisson/runner/batch"
 	"github.com/caisson-run/caisson/runner/batch/task"
+	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -55,13 +57,14 @@ func (m *machine) line() task.Task {
 	return list[0]
 }
 
-// hostileAgents are agents: their tasks, and a command for each step. Agents without a
-// reward are hostile.
-var hostileAgents = []struct {
+// hostileAgent is an agent: its task, and a command for each step. Without a reward, it is hostile.
+type hostileAgent struct {
 	task, name string
 	steps      []string
 	reward     float64
-}{
+}
+
+var hostileAgents = []hostileAgent{
 	{"file", "honest", []string{"echo right > answer"}, 1},
 	// Forged verdicts.
 	{"file", "reward files and tests", []string{"mkdir /tests; echo 1 > /logs/verifier/reward.txt; echo '{\"reward\":1}' > /logs/verifier/reward.json; echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh; touch /tests/planted"}, 0},
@@ -111,7 +114,9 @@ var hostileAgents = []struct {
 // TestHostileAgents runs hostile and honest agents in one batch: each honest one gets
 // its reward, no hostile one passes, and each has a verdict.
 func TestHostileAgents(t *testing.T) {
-	onBackends(t, []string{"gvisor", "runc"}, func(t *testing.T, m *machine) { // in a sample too
+	names := []string{"gvisor", "runc"}
+	onBackends(t, names, func(t *testing.T, m *machine) {
+		row := 0
 		m.internet(new(atomic.Int64))
 		m.o.NewModel = func(_ context.Context, agent string) (batch.Model, error) {
 			model, err := replay.Open(filepath.Join(m.top, agent+".yaml"), replay.Options{})
@@ -127,7 +132,11 @@ func TestHostileAgents(t *testing.T) {
 		inLine := m.line()
 		tasks["line"], specified = &inLine, append(specified, inLine)
 		var trials []batch.Trial
-		for _, a := range hostileAgents {
+		agents := slices.DeleteFunc(slices.Clone(hostileAgents), func(a hostileAgent) bool {
+			row++
+			return a.reward == 0 && !sandboxtest.RunsAt(row, m.backend, names...)
+		})
+		for _, a := range agents {
 			agent := a.task + " " + a.name
 			script := "version: 1\nname: scripted\nturns:\n"
 			for _, command := range a.steps {
@@ -149,7 +158,7 @@ func TestHostileAgents(t *testing.T) {
 		for _, r := range list {
 			results[r.Agent] = r
 		}
-		for _, a := range hostileAgents {
+		for _, a := range agents {
 			r := results[a.task+" "+a.name]
 			got := 0.0
 			if r.Reward != nil {

@@ -5,9 +5,11 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -20,6 +22,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 	"github.com/caisson-run/caisson/sandbox/internal/worktest"
+	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 	"github.com/caisson-run/caisson/sandbox/sandboxtest/privateengine"
 )
 
@@ -243,13 +246,15 @@ func TestEngineFreezes(t *testing.T) {
 	patience.ask, patience.attach, patience.create, patience.start = time.Second, time.Second, time.Second, time.Second
 	patience.remove, patience.cancel, patience.loss = time.Second, time.Second, time.Second
 	// Answers before the stop have the usual time.
-	for verb, hurry := range map[string]func(*deadlines){
+	hurries := map[string]func(*deadlines){
 		"/images/":           func(d *deadlines) { d.ask = time.Second },
 		"/containers/create": func(d *deadlines) { d.create = time.Second },
 		"/attach":            func(d *deadlines) { d.attach = time.Second },
 		"/start":             func(d *deadlines) { d.start = time.Second },
 		"/json HTTP":         func(d *deadlines) { d.ask = time.Second },
-	} {
+	}
+	for _, verb := range sandboxtest.Sampled(t, slices.Sorted(maps.Keys(hurries))...) {
+		hurry := hurries[verb]
 		t.Run("at create "+strings.Trim(verb, "/"), func(t *testing.T) {
 			b := privateBed(t, e, Options{})
 			b.backend.endpoint.host = "unix://" + f.socket
@@ -411,7 +416,7 @@ func TestShimKilled(t *testing.T) {
 func TestOperator(t *testing.T) {
 	e := privateengine.New(t)
 	stop := 0
-	for _, tt := range []struct {
+	ends := []struct {
 		name string
 		do   func(ctx context.Context, c operations, id string) error
 	}{
@@ -429,7 +434,8 @@ func TestOperator(t *testing.T) {
 			}
 			return nil
 		}},
-	} {
+	}
+	for _, tt := range sandboxtest.Sampled(t, ends...) {
 		t.Run(tt.name, func(t *testing.T) {
 			b := privateBed(t, e, Options{})
 			s, session := begin(t, b)

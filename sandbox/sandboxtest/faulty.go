@@ -54,7 +54,7 @@ const foundWithin = 2 * time.Minute
 // RunFaults shows that the checks of [Run] can fail. It adds one fault after
 // another to the backend, which must pass without it, and requires that the
 // fault's checks find it. With names of checks, it adds only the faults that
-// one of them must find. In a sample, it adds a quarter of the faults and runs one check for
+// one of them must find. In a sample, it adds an eighth of the faults and runs one check for
 // each.
 func RunFaults(t *testing.T, target Target, only ...string) {
 	t.Helper()
@@ -69,7 +69,7 @@ func RunFaults(t *testing.T, target Target, only ...string) {
 		if len(only) > 0 {
 			f.checks = slices.DeleteFunc(f.checks, func(name string) bool { return !slices.Contains(only, name) })
 		}
-		if len(f.checks) == 0 || f.copies && !target.Copies || len(only) == 0 && !isSampled(f.name, 4) {
+		if len(f.checks) == 0 || f.copies && !target.Copies || len(only) == 0 && !isSampled(f.name, 8) {
 			continue
 		}
 		t.Run(f.name, func(t *testing.T) {

@@ -18,6 +18,12 @@ func Sampled[T any](t testing.TB, points ...T) []T {
 	return points[i : i+1]
 }
 
+// RunsAt reports whether a row of a matrix runs at a point. In a sample, the rows take the points in
+// turn, so that no row is left out.
+func RunsAt(row int, point string, points ...string) bool {
+	return os.Getenv("SAMPLE") == "" || points[row%len(points)] == point
+}
+
 // isSampled reports whether a name belongs to the sample, which has one of n names. Without
 // SAMPLE, every name belongs to it.
 func isSampled(name string, n int) bool { return os.Getenv("SAMPLE") == "" || choose(name, n) == 0 }
