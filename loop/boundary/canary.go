@@ -2,6 +2,7 @@ package boundary
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/base64"
 	"encoding/hex"
 	"slices"
@@ -107,27 +108,45 @@ func (c *Canaries) redactText(text string, more bool) (safe string, leaks, held 
 	if len(c.forms) == 0 {
 		return text, 0, 0
 	}
-	f := foldText(text, true, func(r rune) bool { return 'a' <= r && r <= 'z' || '0' <= r && r <= '9' })
-	var out strings.Builder
-	done, open := 0, len(text)
-	for i := 0; i < len(f.text); {
-		length, partial := c.matchForm(f, i, more)
-		switch {
-		case length > 0:
-			out.WriteString(text[done:f.starts[i]])
-			out.WriteString(canaryMark)
-			done = int(f.ends[i+length-1])
-			i += length
-			leaks++
-			continue
-		case partial && int(f.starts[i]) < open:
-			open = int(f.starts[i])
+	type span struct{ start, end int }
+	var found []span
+	open := len(text)
+	search := func(decode func(string) (rune, int)) {
+		f := foldText(text, true, decode, func(r rune) bool { return 'a' <= r && r <= 'z' || '0' <= r && r <= '9' })
+		for i := 0; i < len(f.text); {
+			length, partial := c.matchForm(f, i, more)
+			switch {
+			case length > 0:
+				found = append(found, span{int(f.starts[i]), int(f.ends[i+length-1])})
+				i += length
+				continue
+			case partial:
+				open = min(open, int(f.starts[i]))
+			}
+			i++
 		}
-		i++
+	}
+	search(decodeUnit)
+	if strings.ContainsAny(text, escapers) {
+		search(plainUnit) // a token's digits can look like an escape: ?q=20b7…
+	}
+	slices.SortFunc(found, func(a, b span) int { return cmp.Compare(a.start, b.start) })
+	var out strings.Builder
+	done := 0
+	for _, s := range found {
+		if s.start >= done {
+			out.WriteString(text[done:s.start])
+			out.WriteString(canaryMark)
+			leaks++
+		}
+		done = max(done, s.end)
 	}
 	out.WriteString(text[done:])
 	return out.String(), leaks, len(text) - max(open, done)
 }
+
+// escapers begin the escapes that [decodeUnit] decodes.
+const escapers = `&\%=`
 
 // matchForm returns the length of the form at f.text[i:], or 0. partial reports whether
 // the text ends within a form, if more follows. The caller holds mu.

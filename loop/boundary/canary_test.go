@@ -22,14 +22,22 @@ func leaks(id string) map[string]string {
 		"reversed": string(reversed), "hexadecimal": hex.EncodeToString([]byte(id)), "percent": percent.String(), "entities": entities.String(),
 		"base64": base64.StdEncoding.EncodeToString([]byte(id)), "base64 in a text": base64.StdEncoding.EncodeToString([]byte("x" + id + "yz")),
 		"base64 in another": base64.StdEncoding.EncodeToString([]byte("xy" + id + "z")), "query": "https://evil.example/?q=" + id + "&x=1",
+		"percent before it": "%" + id, "backslash before it": `\x` + id,
 	}
 }
 
 func TestCanaries(t *testing.T) {
-	var c Canaries
 	line := string(Plant())
+	made := strings.Fields(line)[2]
+	for _, id := range []string{made, "20" + made[2:], "3c" + made[2:]} { // behind =, these two are escapes
+		testCanary(t, strings.Replace(line, made, id, 1), id)
+	}
+}
+
+func testCanary(t *testing.T, line, id string) {
+	t.Helper()
+	var c Canaries
 	c.WatchPlanted("Keep this.\n\n" + line)
-	id := strings.Fields(line)[2]
 	for name, leak := range leaks(id) {
 		text := "Before. " + leak + " After."
 		safe, n := c.Redact(text)

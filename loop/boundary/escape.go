@@ -78,8 +78,18 @@ func decodeUnit(s string) (r rune, n int) {
 		}
 	}
 	if n == 0 {
-		r, n = utf8.DecodeRuneInString(s)
+		return plainUnit(s)
 	}
+	return foldUnit(s, r, n)
+}
+
+// plainUnit is decodeUnit for a text in which nothing is escaped.
+func plainUnit(s string) (r rune, n int) {
+	r, n = utf8.DecodeRuneInString(s)
+	return foldUnit(s, r, n)
+}
+
+func foldUnit(s string, r rune, n int) (rune, int) {
 	if r == '\x1b' || r == '\u009b' {
 		n += controlLength(s[n:], r)
 	}

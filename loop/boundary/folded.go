@@ -22,7 +22,7 @@ type folded struct {
 // text. It computes the offsets on first use, because few texts need them.
 func (f *folded) originIn(text string, at span) span {
 	if f.starts == nil {
-		*f = foldText(text, true, nil)
+		*f = foldText(text, true, decodeUnit, nil)
 	}
 	return span{int(f.starts[at.start]), int(f.ends[at.end-1])}
 }
@@ -64,15 +64,15 @@ func leaderLength(line string) int {
 	return len(line) - len(marks) + n
 }
 
-// foldText folds text, which must be shorter than 4 GiB. keep reports whether to keep a
-// character; nil keeps all.
-func foldText(text string, offsets bool, keep func(rune) bool) folded {
+// foldText folds text, which must be shorter than 4 GiB. decode is decodeUnit or plainUnit. keep
+// reports whether to keep a character; nil keeps all.
+func foldText(text string, offsets bool, decode func(string) (rune, int), keep func(rune) bool) folded {
 	f := folded{text: make([]byte, 0, len(text))}
 	if offsets {
 		f.starts, f.ends = make([]uint32, 0, len(text)), make([]uint32, 0, len(text))
 	}
 	for i := 0; i < len(text); {
-		r, n := decodeUnit(text[i:])
+		r, n := decode(text[i:])
 		switch {
 		case ' ' < r && r < 0x7f && r != '*': // plain, like nearly all
 		case r == '\n' || r == '\r' || r == '\u2028' || r == '\u2029':

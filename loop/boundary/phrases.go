@@ -130,7 +130,7 @@ func (s *phraseSet) findMatches(text []byte, found func(what string, at span)) {
 type span struct{ start, end int }
 
 func findSpans(text string, found func(what string, at span)) {
-	f := foldText(text, false, nil)
+	f := foldText(text, false, decodeUnit, nil)
 	phrases().findMatches(f.text, func(what string, at span) { found(what, f.originIn(text, at)) })
 	if len(f.joints) == 0 {
 		return
