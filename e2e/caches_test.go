@@ -174,6 +174,7 @@ func aptRepository(t *testing.T, dir string) {
 // of the workspace, whichever way they use it, except with cache_use none, and for no session of another workspace. Root inside can't change the
 // file that names the cache to apt.
 func TestAptCache(t *testing.T) {
+	t.Parallel()
 	if _, err := exec.LookPath("dpkg-deb"); err != nil {
 		lacking(t, "", "needs dpkg-deb")
 	}

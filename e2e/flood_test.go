@@ -19,12 +19,12 @@ const residentBound = 160 << 20
 
 // TestFloodKeepsMemoryFlat lets a command write 3 GiB: caisson's memory stays
 // flat, and the result has head, tail and the exact count. In gVisor, which takes ten times
-// as long for each byte, it writes 512 MiB with SAMPLE.
+// as long for each byte, it writes 256 MiB with SAMPLE.
 func TestFloodKeepsMemoryFlat(t *testing.T) {
 	onBackendsAtOnce(t, func(t *testing.T, backend string) {
 		size := int64(floodBytes)
 		if backend == "gvisor" && os.Getenv("SAMPLE") != "" {
-			size = 512 << 20
+			size = 256 << 20
 		}
 		m := newMachine(t)
 		command := fmt.Sprintf("echo first-line; yes | head -c %d; echo last-line", size)

@@ -51,6 +51,7 @@ func (a *allowAlways) Approve(_ context.Context, c approval.Confirmation) (appro
 // to the provider have the names that a model can write, and records, questions, approvals
 // and the log the canonical ones.
 func TestServerNames(t *testing.T) {
+	t.Parallel()
 	call := func(id, name, arguments string) string {
 		return fmt.Sprintf(`{"role":"assistant","tool_calls":[{"id":%q,"type":"function","function":{"name":%q,"arguments":%q}}]}`, id, name, arguments)
 	}

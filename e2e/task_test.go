@@ -27,6 +27,7 @@ import (
 // round: the final workspaces are byte-identical, and the records too, but for
 // times, ids and facts of the backend.
 func TestTaskIsTheSameEverywhere(t *testing.T) {
+	t.Parallel()
 	base := modelServer(t)
 	type run struct {
 		name    string

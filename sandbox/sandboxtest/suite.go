@@ -172,7 +172,7 @@ func Run(t *testing.T, target Target) {
 	checks, inside := target.checks(), insideChecks()
 	checks = slices.DeleteFunc(checks, func(c check) bool {
 		if target.SameInside || target.Contained { // the backend's first run has them all
-			return !isSampled(t.Name()+c.name, 4)
+			return !isSampled(t.Name()+c.name, 8)
 		}
 		// The guest does these alike on all backends.
 		row := slices.IndexFunc(inside, func(other check) bool { return other.name == c.name })
