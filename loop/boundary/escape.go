@@ -27,6 +27,9 @@ func escapeTags(text string, names []string) string {
 			continue
 		}
 		r, n := decodeUnit(text[i:])
+		if opener := strings.IndexAny(text[i+1:i+n], "<="); opener >= 0 {
+			n = 1 + opener // it is among the parameters of a control sequence
+		}
 		if r == '<' && slices.ContainsFunc(names, func(name string) bool { return isTagName(text[i+n:], name) }) {
 			out.WriteString(text[done:i])
 			out.WriteString(escapedOpener)

@@ -87,6 +87,15 @@ func TestEscapeOpeners(t *testing.T) {
 			t.Errorf("%q twice: %q, want %q", opener, got, want)
 		}
 	}
+	// A terminal takes the bracket for a parameter; a model doesn't.
+	for _, control := range []string{"\x1b[", "\u009b", "\u009b1;", "%1b[", "%9b", "&#155;", `\x9b`, "=\u009b"} {
+		for _, opener := range []string{"<", "=3c"} {
+			want := control + "[lt]caisson-output"
+			if got := Escape(control + opener + "caisson-output"); got != want {
+				t.Errorf("after %q: %q, want %q", control+opener, got, want)
+			}
+		}
+	}
 }
 
 // TestEscapeLetters checks which characters may stand between the bracket and the
