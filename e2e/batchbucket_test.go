@@ -127,10 +127,13 @@ func (b *bucketService) kill() {
 	_ = b.process.Wait()
 }
 
-// awaitResults waits until a batch has n results.
-func (m *machine) awaitResults(t *testing.T, out string, n int) {
+// awaitResults waits until a batch has n results. It calls do meanwhile.
+func (m *machine) awaitResults(t *testing.T, out string, n int, do ...func()) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("%d results", n), 2*time.Minute, func() bool {
+		for _, f := range do {
+			f()
+		}
 		list, err := batch.ReadResults(m.batchDir(out))
 		return err == nil && len(list) >= n
 	})
@@ -173,19 +176,23 @@ func TestBatchBucket(t *testing.T) {
 	b.mode.Store(faulty)
 	kill(workers[1])
 	kill(first)
-	restart := func(start func() *running) *running {
-		for { // the service may refuse the first of its requests
-			r := start()
-			select {
-			case <-r.ended:
-			case <-time.After(3 * time.Second):
-				return r
+	again := func() *running { return m.start(t, coordinate...) }
+	workers[1], first = work(1), again()
+	// The service may refuse the first of their requests. On a busy machine, that is known late.
+	revive := func(r **running, start func() *running, done int) {
+		select {
+		case <-(*r).ended:
+			if out := (*r).wait(t, time.Second); out.status != done {
+				t.Logf("started again: %d %s", out.status, out.stderr)
+				*r = start()
 			}
+		default:
 		}
 	}
-	workers[1] = restart(func() *running { return work(1) })
-	first = restart(func() *running { return m.start(t, coordinate...) })
-	m.awaitResults(t, "out", 3)
+	m.awaitResults(t, "out", 3, func() {
+		revive(&workers[1], func() *running { return work(1) }, 0)
+		revive(&first, again, 60)
+	})
 	b.kill()
 	time.Sleep(time.Second)
 	b.start()
