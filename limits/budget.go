@@ -1,6 +1,7 @@
 package limits
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 )
@@ -41,6 +42,22 @@ func (b Budget) Validate() error {
 		}
 	}
 	return nil
+}
+
+// LowerBudget returns the lower of two budgets for each limit.
+func LowerBudget(a, b Budget) Budget {
+	return Budget{
+		Rounds: Lower(a.Rounds, b.Rounds), ToolCalls: Lower(a.ToolCalls, b.ToolCalls), Tokens: Lower(a.Tokens, b.Tokens),
+		CostMicroUSD: Lower(a.CostMicroUSD, b.CostMicroUSD), WallTime: Lower(a.WallTime, b.WallTime),
+	}
+}
+
+// Lower returns the lower of two limits. Nil is none.
+func Lower[T cmp.Ordered](a, b *T) *T {
+	if a == nil || b != nil && *b < *a {
+		return b
+	}
+	return a
 }
 
 // RaisedError is the error for a limit above the one that it should lower.

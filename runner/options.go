@@ -103,6 +103,9 @@ type SandboxOptions struct {
 	// Env are variables for commands, see [sandbox.Spec]. Records have only their names.
 	// Secret values must also be in Options.Secrets.
 	Env []string
+	// MaxCommandTime bounds the time of users' commands, which may ask for more than
+	// Resources.CommandTime; zero means no bound.
+	MaxCommandTime time.Duration
 	// RefuseLost refuses a sandbox whose attestation lists lost protections.
 	RefuseLost bool
 

@@ -190,7 +190,7 @@ func newSession(ctx context.Context, o Options, undo *closers.Stack) (_ *Session
 	images := changes.NewPreimages(s.dir)
 	s.sandbox = livesandbox.New(ctx, s.liveSandboxOptions())
 	s.exec = livesandbox.NewExecutor(s.sandbox, s.executorOptions(images))
-	s.users = &userCommands{exec: s.exec, offline: !o.Egress.enabled(), bridge: s.bridge, events: s.events, sync: s.rec.Sync, hint: o.hint, log: s.log, session: o.Dir.Session, dir: s.dir, endSession: o.EndRequested}
+	s.users = &userCommands{exec: s.exec, maxTime: o.MaxCommandTime, offline: !o.Egress.enabled(), bridge: s.bridge, events: s.events, sync: s.rec.Sync, hint: o.hint, log: s.log, session: o.Dir.Session, dir: s.dir, endSession: o.EndRequested}
 	s.patches = &patchMarker{dir: s.dir, workspace: o.Workspace.Path, mode: o.workspaceMode(), warn: s.events.recordWarning, log: s.log}
 	if s.tracker, err = s.newTracker(images); err != nil {
 		return nil, err

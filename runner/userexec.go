@@ -47,6 +47,7 @@ type userCommands struct {
 	bridge *modelBridge // may be nil
 	// offline is set if commands have no network.
 	offline bool
+	maxTime time.Duration // of a command; zero means no bound
 	// session is the session's id, dir the directory of its records.
 	session, dir string
 	endSession   func()
@@ -126,6 +127,9 @@ func (u *userCommands) runCommand(ctx context.Context, c UserCommand, client str
 	}
 	if err != nil {
 		return UserResult{}, u.notRun(err)
+	}
+	if u.maxTime > 0 && c.Timeout > u.maxTime {
+		c.Timeout = u.maxTime
 	}
 	out, errOut := newCounted(c.Stdout), newCounted(c.Stderr)
 	command := sandbox.Command{

@@ -58,7 +58,7 @@ func (b *bench) asking(ask func(stateDir string)) (Report, []record.Record) {
 func (b *bench) command(stateDir, script string) (out string, r UserResult, err error) {
 	var stdout bytes.Buffer
 	r, err = RunUserCommand(b.t.Context(), stateDir, b.opts.Dir.Session, UserCommand{
-		Argv: []string{"run", "--key", testKey, script}, Stdout: &stdout, Stderr: io.Discard,
+		Argv: []string{"run", "--key", testKey, script}, Stdout: &stdout, Stderr: io.Discard, Timeout: time.Hour,
 	})
 	return stdout.String(), r, err
 }
@@ -70,6 +70,14 @@ func TestUserCommand(t *testing.T) {
 	b.backend.Scripts["hello"] = func(_ context.Context, _ *fakesandbox.Sandbox, cmd sandbox.Command) sandbox.ExitStatus {
 		fmt.Fprint(cmd.Stdout, "hello")
 		return sandbox.ExitStatus{Code: 7}
+	}
+	b.opts.MaxCommandTime = time.Minute
+	var timeout time.Duration
+	b.backend.OnStart = func(_ context.Context, cmd sandbox.Command) error {
+		if cmd.Argv[len(cmd.Argv)-1] == "hello" {
+			timeout = cmd.Timeout
+		}
+		return nil
 	}
 	b.backend.Shortages = map[string]sandbox.Shortage{"hello": {PIDsLimitHit: true, Full: []string{"/tmp"}}}
 	report, records := b.asking(func(stateDir string) {
@@ -98,6 +106,9 @@ func TestUserCommand(t *testing.T) {
 				t.Errorf("ended: %+v, %v", p, err)
 			}
 		}
+	}
+	if timeout != time.Minute {
+		t.Errorf("the command may take %s, want what is allowed", timeout)
 	}
 	if len(kinds) != 2 || kinds[0] != record.KindUserCommandStarted {
 		t.Errorf("records: %v", kinds)

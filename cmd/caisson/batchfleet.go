@@ -72,6 +72,9 @@ func coordinateBatch(ctx context.Context, a *app, f *batchFlags, paths []string,
 		}
 	}
 	s, err := loadServerSettings(a, f.Settings, f.Profile)
+	if err == nil {
+		err = f.checkVariables(s.conf.Requirements)
+	}
 	if err != nil {
 		return err
 	}

@@ -320,7 +320,7 @@ func gradeBatch(ctx context.Context, a *app, f batchFlags, dir string, paths []s
 	}
 	ctx, force, _, stop := a.handleInterrupts(ctx, a.warn)
 	defer stop()
-	f.Attempts = spec.Attempts
+	f.Attempts = 1 // each task's environments are made, whatever the file says
 	b, err := openGrade(ctx, a, force, &f, tasks, dir, spec)
 	if err != nil {
 		return cmp.Or(interruption(ctx), err)

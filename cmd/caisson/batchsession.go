@@ -54,6 +54,9 @@ func openBatch(ctx context.Context, a *app, force <-chan struct{}, f *batchFlags
 		return nil, err
 	}
 	s, err := loadBatchSettings(a, f.Settings, f.Profile, out)
+	if err == nil {
+		err = f.checkVariables(s.conf.Requirements)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -127,18 +130,35 @@ func (b *batchSession) newTrials(ctx context.Context, force <-chan struct{}) (*b
 	}), nil
 }
 
+// checkVariables checks that tasks may get the variables of this machine that --task-env names.
+func (f *batchFlags) checkVariables(r config.Requirements) error {
+	for _, name := range f.TaskEnv {
+		if !r.AllowsVariable(name) {
+			return &config.Error{Where: "requirements", Message: "--task-env " + name + " is not allowed on this machine", Hint: "choose what the administrator's file allows (env_from)"}
+		}
+	}
+	return nil
+}
+
 // prepare makes a task's environments. The reason, if any, is why the task can't run here.
 func (b *batchSession) prepare(ctx context.Context, t *task.Task) (reason string, err error) {
-	for _, e := range t.Environments() {
-		if reason := refusal(b.conf.Requirements, e); reason != "" {
-			return reason, nil
-		}
+	if reason := refusal(b.conf.Requirements, t); reason != "" {
+		return reason, nil
 	}
 	return b.trials.Prepare(ctx, t)
 }
 
-// refusal returns why the administrator's requirements refuse a task's environment, or "".
-func refusal(r config.Requirements, e task.Environment) string {
+// refusal returns why the administrator's requirements refuse a task, or "".
+func refusal(r config.Requirements, t *task.Task) string {
+	for _, e := range t.Environments() {
+		if reason := environmentRefusal(r, e); reason != "" {
+			return reason
+		}
+	}
+	return ""
+}
+
+func environmentRefusal(r config.Requirements, e task.Environment) string {
 	ref, err := images.ParseReference(e.Image)
 	switch {
 	case e.Image != "" && !(r.AllowsImage(e.Image) && (err != nil || r.AllowsImage(ref.String()))):
@@ -196,7 +216,14 @@ func (b *batchSession) prepareTasks(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		if len(t.Unsupported) > 0 || len(batch.Plan(b.tasks[i:i+1], []string{batch.Nop}, b.flags.Attempts, b.shard)) == 0 {
+		if len(t.Unsupported) > 0 {
+			continue
+		}
+		if reason := refusal(b.conf.Requirements, t); reason != "" {
+			t.Unsupported = append(t.Unsupported, reason)
+			continue
+		}
+		if len(batch.Plan(b.tasks[i:i+1], []string{batch.Nop}, b.flags.Attempts, b.shard)) == 0 {
 			continue
 		}
 		b.setNeeds(t)

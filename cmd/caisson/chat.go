@@ -136,7 +136,8 @@ func (t *chatTerminal) holdConversation(ctx context.Context, f sessionFlags, not
 		return chat.End{}, err
 	}
 	defer s.close()
-	if s.conf.IsBuiltin("mode") && sandbox.WorkspaceMode(*s.conf.Mode).KeepsChanges() && !s.mountsOverlays(ctx) {
+	required := s.conf.Requirements.Mode != nil || s.conf.Project.Mode != nil
+	if s.conf.IsBuiltin("mode") && !required && sandbox.WorkspaceMode(*s.conf.Mode).KeepsChanges() && !s.mountsOverlays(ctx) {
 		s.conf.Mode = new(string(sandbox.ModeBind))
 	}
 	s.chat, s.resume = true, resumed

@@ -36,7 +36,7 @@ the last session on the image ended, or "now" if one is running.
 `,
 		Example: "  caisson images ls\n  caisson images ls --json | jq -r '.[].digest'",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return withImages(cmd.Context(), a, nil, func(s *store.Store, _ *caisson.Host) error {
+			return withImages(cmd.Context(), a, nil, nil, func(s *store.Store, _ *caisson.Host) error {
 				list, err := s.List(cmd.Context())
 				if err != nil {
 					return err
@@ -62,7 +62,7 @@ image. Names, oci-layout:DIR, docker-archive:FILE and build:DIR can be pulled.
 			if err != nil {
 				return err
 			}
-			return fetchImages(cmd.Context(), a, func(ctx context.Context, s *store.Store, pulled func()) error {
+			return fetchImages(cmd.Context(), a, refs, func(ctx context.Context, s *store.Store, pulled func()) error {
 				for _, ref := range refs {
 					got, err := s.Pull(ctx, ref)
 					pulled()
@@ -79,14 +79,14 @@ image. Names, oci-layout:DIR, docker-archive:FILE and build:DIR can be pulled.
 	}, nil, usesConfig|interruptible, fetchExits)
 }
 
-// fetchImages calls do with the image store. It shows the progress of downloads until
+// fetchImages calls do with the image store, if the requirements allow the images. It shows the progress of downloads until
 // do calls pulled.
-func fetchImages(ctx context.Context, a *app, do func(ctx context.Context, s *store.Store, pulled func()) error) error {
+func fetchImages(ctx context.Context, a *app, refs []images.Reference, do func(ctx context.Context, s *store.Store, pulled func()) error) error {
 	p := newPulling(a)
 	defer p.Close()
 	ctx, _, _, stop := a.handleInterrupts(ctx, func(string) {})
 	defer stop()
-	err := withImages(ctx, a, p.Report, func(s *store.Store, _ *caisson.Host) error { return do(ctx, s, p.Close) })
+	err := withImages(ctx, a, p.Report, refs, func(s *store.Store, _ *caisson.Host) error { return do(ctx, s, p.Close) })
 	if err != nil {
 		return cmp.Or(interruption(ctx), err)
 	}
@@ -112,7 +112,7 @@ wherever they lead. The image is fetched and unpacked first if it is not in the 
 			if err != nil {
 				return err
 			}
-			return fetchImages(cmd.Context(), a, func(ctx context.Context, s *store.Store, pulled func()) error {
+			return fetchImages(cmd.Context(), a, refs, func(ctx context.Context, s *store.Store, pulled func()) error {
 				done, err := s.Export(ctx, refs[0], f.Path, args[1])
 				pulled()
 				if err != nil {
@@ -136,7 +136,7 @@ removed. The next start on a name fetches it again, and pins its digest at that 
 			if err != nil {
 				return err
 			}
-			return withImages(cmd.Context(), a, nil, func(s *store.Store, _ *caisson.Host) error {
+			return withImages(cmd.Context(), a, nil, nil, func(s *store.Store, _ *caisson.Host) error {
 				var total store.Pruned
 				for _, ref := range refs {
 					gone, err := s.Remove(cmd.Context(), ref)
@@ -172,7 +172,7 @@ after the same time. Images that sessions use stay, and so does everything else 
 			case f.Unused <= 0:
 				return newUsageError("--unused %s: the time must be more than 0; --all removes what no session uses now", f.Unused)
 			}
-			return withImages(cmd.Context(), a, nil, func(s *store.Store, host *caisson.Host) error {
+			return withImages(cmd.Context(), a, nil, nil, func(s *store.Store, host *caisson.Host) error {
 				gone, err := s.Prune(cmd.Context(), f.Unused)
 				err = errors.Join(err, showPruned(a, gone))
 				engine := host.ImageEngine(cmd.Context())
@@ -190,12 +190,17 @@ after the same time. Images that sessions use stay, and so does everything else 
 }
 
 // withImages calls do with the image store, which reports progress to report.
-func withImages(ctx context.Context, a *app, report func(store.Progress), do func(*store.Store, *caisson.Host) error) error {
+func withImages(ctx context.Context, a *app, report func(store.Progress), refs []images.Reference, do func(*store.Store, *caisson.Host) error) error {
 	bs, err := openDefaultBackends(a)
 	if err != nil {
 		return err
 	}
 	defer bs.close()
+	for _, ref := range refs {
+		if err := bs.allowImage(ref); err != nil {
+			return err
+		}
+	}
 	bs.host.ReportPulls(report)
 	store, err := bs.openImages(ctx)
 	if err != nil {

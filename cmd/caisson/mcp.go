@@ -276,6 +276,9 @@ func (s *settings) selectServer(name string) error {
 	if !known {
 		return newFailure(exitInput, nil, fmt.Sprintf("there is no MCP server %q", name), "caisson mcp ls lists those of the configuration, and why one of the workspace does not count.")
 	}
+	if err := s.conf.CheckServer(name); err != nil {
+		return err
+	}
 	server.Disabled = false
 	s.conf.MCP, s.conf.MCPUse = config.MCPServers{name: server}, nil
 	return nil

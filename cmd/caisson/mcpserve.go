@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/mcpserver"
@@ -199,6 +200,8 @@ func (h *mcpHost) openClient(ctx context.Context, c mcpserver.Client) (_ *mcpser
 	if err != nil {
 		return nil, err
 	}
+	// Each call is a turn of its own, so a limit on a turn's calls would limit nothing.
+	o.SessionBudget.ToolCalls = limits.Lower(o.SessionBudget.ToolCalls, o.Budget.ToolCalls)
 	o.Force, o.Skills = h.force, runner.SkillOptions{} // the client's model has its own
 	o.Mirror = h.logWarning
 	if c.User.Name != "" {

@@ -162,7 +162,7 @@ func openPanel(ctx context.Context, a *app, command string, f panelFlags, args, 
 		return nil, err
 	}
 	r := &panelRun{app: a, flags: f, command: command}
-	r.options = worker.Options{Question: question, Budget: s.conf.Limits.Budget(), Emit: r.handleEvent}
+	r.options = worker.Options{Question: question, Budget: limits.LowerBudget(s.conf.Limits.Budget(), s.conf.Limits.Session.Budget()), Emit: r.handleEvent}
 	if format != nil {
 		r.options.Format = &worker.Format{Request: format.Request, Check: format.Check}
 	}

@@ -195,6 +195,10 @@ func (s *settings) commonOptions(image images.Reference, preset, workspace strin
 	}
 	o.Setup = s.conf.SandboxSetup(image, o.Resources)
 	o.RefuseLost = *s.conf.File.RefuseLost
+	o.SessionBudget = s.conf.Limits.Session.Budget()
+	if most := s.conf.Requirements.Resources.CommandTime; most != nil {
+		o.MaxCommandTime = time.Duration(*most)
+	}
 	o.User = localUser(&s.conf)
 	o.Version = programVersion()
 	o.Budget = s.conf.Limits.Budget()
@@ -210,10 +214,15 @@ func (s *settings) parseImage() (images.Reference, error) {
 	if err != nil {
 		return image, newFailure(exitConfig, err, "the image can't be used: "+err.Error(), "Change --image, or image in the configuration.")
 	}
-	if !s.conf.Requirements.AllowsImage(image.String()) {
-		return image, &config.Error{Where: "requirements", Message: "image " + image.String() + " is not allowed on this machine", Hint: "choose what the administrator's file allows"}
+	return image, s.allowImage(image)
+}
+
+// allowImage returns an error if the requirements don't allow an image.
+func (s *settings) allowImage(image images.Reference) error {
+	if s.conf.Requirements.AllowsImage(image.String()) {
+		return nil
 	}
-	return image, nil
+	return &config.Error{Where: "requirements", Message: "image " + image.String() + " is not allowed on this machine", Hint: "choose what the administrator's file allows"}
 }
 
 // sandboxOptions makes the options of a session except its models. openDir must have
@@ -290,7 +299,6 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 	o.CopyBytes = int64(*s.conf.CopyBytes)
 	o.CopyEntries = int64(*s.conf.CopyEntries)
 	o.NoCheckpoints = *s.conf.CopyCheckpoint == "never"
-	o.SessionBudget = s.conf.Limits.Session.Budget()
 	o.InstructionFiles = *s.conf.File.InstructionFiles
 	o.TrustedInstructions = s.instructions
 	o.ConfirmTimeout = time.Duration(*s.conf.ConfirmTimeout)

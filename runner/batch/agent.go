@@ -56,14 +56,14 @@ func (r *trialRun) openAgent(ctx context.Context, began time.Time) error {
 		}
 		if model.Program != nil {
 			mountErr = model.Program.configure(o)
-			o.Budget = lowerBudget(o.Budget, definition.Steps[0].Agent.Budget)
+			o.Budget = limits.LowerBudget(o.Budget, definition.Steps[0].Agent.Budget)
 		}
 		if len(model.Profiles) > 0 || model.Program != nil {
-			if own := lowerOf(o.Budget.CostMicroUSD, o.SessionBudget.CostMicroUSD); lowerOf(own, r.budget) == own {
+			if own := limits.Lower(o.Budget.CostMicroUSD, o.SessionBudget.CostMicroUSD); limits.Lower(own, r.budget) == own {
 				r.budget = nil
 			}
-			o.Budget = lowerBudget(o.Budget, limits.Budget{CostMicroUSD: r.budget})
-			o.SessionBudget = lowerBudget(o.SessionBudget, limits.Budget{CostMicroUSD: o.Budget.CostMicroUSD})
+			o.Budget = limits.LowerBudget(o.Budget, limits.Budget{CostMicroUSD: r.budget})
+			o.SessionBudget = limits.LowerBudget(o.SessionBudget, limits.Budget{CostMicroUSD: o.Budget.CostMicroUSD})
 		}
 	})
 	if err = errors.Join(err, mountErr); err != nil {
@@ -273,9 +273,9 @@ func (r *trialRun) runSolution(ctx context.Context, step *task.Step, result *Ste
 }
 
 func (r *trialRun) runModel(ctx context.Context, step *task.Step, result *StepResult) error {
-	budget := lowerBudget(r.agent.Budget, step.Agent.Budget)
+	budget := limits.LowerBudget(r.agent.Budget, step.Agent.Budget)
 	if step.Agent.Time > 0 {
-		budget = lowerBudget(budget, limits.Budget{WallTime: &step.Agent.Time})
+		budget = limits.LowerBudget(budget, limits.Budget{WallTime: &step.Agent.Time})
 	}
 	t, err := r.session.StartFor(r.agent.User, step.Instruction, runner.TurnOptions{Budget: budget})
 	if limit, ok := errors.AsType[*limits.ExceededError](err); ok { // earlier steps used up what all steps may use

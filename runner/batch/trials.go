@@ -454,21 +454,6 @@ func egressOptions(o runner.EgressOptions, n task.Network) runner.EgressOptions 
 	return o
 }
 
-// lowerBudget returns the lower of two budgets for each limit.
-func lowerBudget(a, b limits.Budget) limits.Budget {
-	return limits.Budget{
-		Rounds: lowerOf(a.Rounds, b.Rounds), ToolCalls: lowerOf(a.ToolCalls, b.ToolCalls), Tokens: lowerOf(a.Tokens, b.Tokens),
-		CostMicroUSD: lowerOf(a.CostMicroUSD, b.CostMicroUSD), WallTime: lowerOf(a.WallTime, b.WallTime),
-	}
-}
-
-func lowerOf[T cmp.Ordered](a, b *T) *T {
-	if a == nil || b != nil && *b < *a {
-		return b
-	}
-	return a
-}
-
 // fileExists reports whether anything has this path, even a dangling symlink.
 func fileExists(path string) bool {
 	_, err := os.Lstat(path)

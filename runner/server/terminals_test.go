@@ -357,7 +357,8 @@ func TestTerminalOverCutConnections(t *testing.T) {
 
 // TestTerminalOfASilentClient leaves a client connected that answers no ping.
 func TestTerminalOfASilentClient(t *testing.T) {
-	w := newTestEnv(t, "  - text: Never asked.\n", func(o *Options) { o.pingTime = 200 * time.Millisecond })
+	// The control must answer within this time, on a busy machine too.
+	w := newTestEnv(t, "  - text: Never asked.\n", func(o *Options) { o.pingTime = 2 * time.Second })
 	s := w.startSandbox(`{}`)
 	control := w.startTerminal(s.ID)
 	answers := make(chan error, 1)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -249,6 +250,20 @@ func TestRequirementsOnlyTighten(t *testing.T) {
 				}
 				if _, err := Load(Options{Flags: f, Requirements: path, RequirementsUID: uid}); (err == nil) != ok {
 					t.Errorf("%s=%s: %v, want allowed %v", flag, v, err, ok)
+				}
+			}
+		}
+	})
+	t.Run("nobody chose", func(t *testing.T) {
+		for _, f := range fieldsOf(reflect.TypeFor[Bounds]()) {
+			for _, word := range f.tagWords("tighten") {
+				c, err := Load(Options{Builtin: File{Bounds: Bounds{Mode: new("overlay")}}, Requirements: req(t, f.name+": "+word), RequirementsUID: uid})
+				if err != nil {
+					t.Errorf("%s: %s: %v", f.name, word, err)
+					continue
+				}
+				if got, want := reflect.ValueOf(c.Bounds).FieldByIndex(f.index), reflect.ValueOf(c.Requirements.Bounds).FieldByIndex(f.index); f.isMilder(got, want) {
+					t.Errorf("%s is %s, %s is required", f.name, wordOf(got), word)
 				}
 			}
 		}

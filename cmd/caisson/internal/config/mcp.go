@@ -250,7 +250,10 @@ func (c *Config) ServerEgress(name string) (runner.EgressOptions, error) {
 	s, where := c.MCP[name], "mcpServers."+name+".egress"
 	e := Egress{
 		Presets: s.Egress.Presets, Allow: s.Egress.Allow, Deny: slices.Concat(s.Egress.Deny, c.Egress.Deny), Private: s.Egress.Private,
-		Proxy: c.Egress.Proxy, CA: c.Egress.CA, Cache: c.Egress.Cache, Capture: c.Egress.Capture, EgressBounds: c.Egress.EgressBounds, within: c.Egress.within,
+		Proxy: c.Egress.Proxy, CA: c.Egress.CA, Cache: c.Egress.Cache, Capture: c.Egress.Capture, EgressBounds: c.Egress.EgressBounds, within: c.Egress.within, publicOnly: c.Egress.publicOnly,
+	}
+	if e.publicOnly && len(e.Private) > 0 {
+		return runner.EgressOptions{}, c.addPlace(&Error{Where: where + ".private", Message: "non-public addresses are not allowed on this machine", Hint: "take them out; only public addresses are connected to"})
 	}
 	e.Unknown = new(unknownDeny)
 	if s.URL != "" {
@@ -259,7 +262,7 @@ func (c *Config) ServerEgress(name string) (runner.EgressOptions, error) {
 			return runner.EgressOptions{}, &Error{Where: "mcpServers." + name + ".url", Message: err.Error()}
 		}
 		e.Allow = append(EgressRules{{URL: u.Scheme + "://" + u.Host + "/", Methods: serverMethods}}, e.Allow...)
-		if near := nearbyNetworks(u.Hostname()); near != nil && !s.project && e.Private[u.Hostname()] == nil {
+		if near := nearbyNetworks(u.Hostname()); near != nil && !e.publicOnly && !s.project && e.Private[u.Hostname()] == nil {
 			e.Private = map[string][]string{u.Hostname(): near}
 			maps.Copy(e.Private, s.Egress.Private)
 		}

@@ -228,21 +228,31 @@ func (c *Config) loadProjectServers(o Options, getenv lookup) error {
 func (c *Config) checkServers() error {
 	for _, name := range sortedKeys(c.MCP) {
 		s := c.MCP[name]
-		why := c.Requirements.MCP.refuses(name, &s)
+		err := c.CheckServer(name)
 		switch {
-		case why == "" || s.Disabled:
+		case err == nil || s.Disabled:
 		case s.project:
-			c.SkippedServers = append(c.SkippedServers, record.Ignored{Name: name, Why: why})
+			c.SkippedServers = append(c.SkippedServers, record.Ignored{Name: name, Why: err.Message})
 			c.MCP = maps.Clone(c.MCP) // it may be shared
 			delete(c.MCP, name)
 		default:
-			return &Error{Where: "mcpServers." + name, Message: why, Hint: "choose what the administrator's file allows, or set disabled: true"}
+			return err
 		}
 	}
 	if slices.Contains(c.MCPUse, noServers) && len(c.MCPUse) > 1 {
 		return &Error{Where: "mcp_use", Message: "none goes with no other name"}
 	}
 	return nil
+}
+
+// CheckServer returns an error if the requirements refuse a server, even one that is disabled.
+func (c *Config) CheckServer(name string) *Error {
+	s := c.MCP[name]
+	why := c.Requirements.MCP.refuses(name, &s)
+	if why == "" {
+		return nil
+	}
+	return &Error{Where: "mcpServers." + name, Message: why, Hint: "choose what the administrator's file allows, or set disabled: true"}
 }
 
 // UsedServers returns the names of a session's servers. It fails for an unknown name in

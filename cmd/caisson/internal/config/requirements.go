@@ -53,6 +53,11 @@ func (c *Config) checkChoices() error {
 			return forbidden("mounts", *m.From)
 		}
 	}
+	for _, dir := range c.HostImage.Toolchains {
+		if !allowsBelow(r.Mounts, dir, c.home) {
+			return forbidden("host_image.toolchains", dir)
+		}
+	}
 	for _, name := range sortedKeys(c.Agents) {
 		if dir := c.Agents[name].Dir; dir != nil && !allowsBelow(r.Mounts, *dir, c.home) {
 			return forbidden(joinKey("agents", name)+".dir", *dir)
@@ -61,12 +66,15 @@ func (c *Config) checkChoices() error {
 	have, want := reflect.ValueOf(c.Bounds), reflect.ValueOf(r.Bounds)
 	for _, f := range fieldsOf(have.Type()) {
 		v, bound := have.FieldByIndex(f.index), want.FieldByIndex(f.index)
-		if f.typ == reflect.TypeFor[*string]() && !v.IsNil() && !bound.IsNil() && f.isMilder(v, bound) {
+		if f.typ == reflect.TypeFor[*string]() && !v.IsNil() && !bound.IsNil() && f.isMilder(v, bound) && !c.IsBuiltin(f.name) {
 			return forbidden(f.name, wordOf(v))
 		}
 	}
 	return nil
 }
+
+// AllowsVariable reports whether a variable of this machine may be passed on.
+func (r Requirements) AllowsVariable(name string) bool { return allows(r.EnvFrom, name) }
 
 // AllowsImage reports whether an image is allowed as it is written. Check the name as
 // configured and the parsed reference: rootfs:/base/../home is not below /base.
