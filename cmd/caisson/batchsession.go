@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"syscall"
 
 	"go.uber.org/zap"
@@ -111,6 +112,11 @@ func (b *batchSession) newTrials(ctx context.Context, force <-chan struct{}) (*b
 		return nil, err
 	}
 	session.Root, session.Setup.User, session.Service = "", "", nil // the task decides
+	// A task's author may want what the user's own sessions get: --task-env names what it may have.
+	session.Env = slices.DeleteFunc(session.Env, func(v string) bool {
+		name, _, _ := strings.Cut(v, "=")
+		return slices.Contains(b.conf.EnvFrom, name)
+	})
 	b.resources = session.Resources
 	if session.Egress, err = b.conf.TaskEgress(); err != nil {
 		return nil, err

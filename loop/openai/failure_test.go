@@ -32,6 +32,7 @@ func TestRefusals(t *testing.T) {
 		"openai overflow":     {status: 400, body: `{"error":{"message":"This model's maximum context length is 8192 tokens.","code":"context_length_exceeded"}}`, class: loop.ModelContextOverflow},
 		"vllm overflow":       {status: 400, body: `{"object":"error","message":"This model's maximum context length is 4096 tokens. However, you requested 5000","type":"BadRequestError","code":400}`, class: loop.ModelContextOverflow},
 		"llama.cpp overflow":  {status: 400, body: `{"error":{"code":400,"message":"the request exceeds the available context size","type":"exceed_context_size_error"}}`, class: loop.ModelContextOverflow},
+		"above the rate":      {status: 429, body: `{"error":{"message":"Request too large for gpt-5 in organization x on tokens per min (TPM): Limit 30000, Requested 40000. The input or output tokens must be reduced in order to run successfully.","type":"tokens","code":"rate_limit_exceeded"}}`, class: loop.ModelContextOverflow},
 		"too large":           {status: 413, body: `<html>413</html>`, class: loop.ModelContextOverflow},
 		"bad request":         {status: 400, body: `{"error":{"message":"tool_choice is not supported"}}`, class: loop.ModelInvalidRequest},
 		"no such model":       {status: 404, body: `{"error":"model 'm' not found"}`, class: loop.ModelInvalidRequest},

@@ -31,27 +31,41 @@ var failedEndings = []string{rule.ReasonResolve, rule.ReasonConnect, rule.Reason
 // end or leave a connection because of what a program sends.
 var outsideEndings = []string{rule.ReasonResolve, rule.ReasonConnect, rule.ReasonTimeout}
 
+// doubtPartly is how connections to a host ended if some succeeded.
+const doubtPartly = "failed at times"
+
 // doubtContacted is, in the control's doubts, the value of a host that was reached.
 const doubtContacted = "reached"
 
 // addConnections adds the failed connections in a session's records, and for the
 // control the others too.
 func (v *verification) addConnections(dir string) error {
+	reached := map[string]bool{}
 	s, err := trace.Find("", dir+string(filepath.Separator))
 	if err == nil {
 		_, err = trace.Read(s, func(r record.Record) {
 			var c record.NetworkClosed
 			switch {
 			case r.Kind != c.Kind() || json.Unmarshal(r.Payload, &c) != nil:
+			case c.Ending == rule.ReasonTimeout && c.Addr != "" && c.Sent == 0: // the program sent nothing
+				reached[c.Host] = true
 			case slices.Contains(failedEndings, c.Ending):
 				v.doubts[c.Host] = c.Ending
-			case v.control && v.doubts[c.Host] == "":
-				v.doubts[c.Host] = doubtContacted
+			default:
+				reached[c.Host] = true
 			}
 		})
 	}
 	if err != nil {
 		return &infraError{RecordsUnwritable, err}
+	}
+	for host := range reached {
+		switch how := v.doubts[host]; {
+		case slices.Contains(outsideEndings, how):
+			v.doubts[host] = doubtPartly
+		case how == "" && v.control:
+			v.doubts[host] = doubtContacted
+		}
 	}
 	return nil
 }

@@ -311,6 +311,29 @@ func TestShards(t *testing.T) {
 	}
 }
 
+// TestMergeKeepsWhatIsUnsupported: a shard knows it only of its own tasks, so the order of the
+// shards must not matter.
+func TestMergeKeepsWhatIsUnsupported(t *testing.T) {
+	top := t.TempDir()
+	var from []string
+	for i := range 2 {
+		list := tasks(2)
+		list[i].Unsupported = []string{"GPUs (1)"}
+		dir := filepath.Join(top, fmt.Sprint(i))
+		must(t, open(t, dir, spec(list)).Close())
+		from = append(from, dir)
+	}
+	_, err := Merge(filepath.Join(top, "merged"), from)
+	must(t, err)
+	merged, err := ReadSpec(filepath.Join(top, "merged"))
+	must(t, err)
+	for _, task := range merged.Tasks {
+		if !slices.Equal(task.Unsupported, []string{"GPUs (1)"}) {
+			t.Errorf("%+v", task)
+		}
+	}
+}
+
 // TestMerge: the merged shards equal one run.
 func TestMerge(t *testing.T) {
 	list, top := tasks(20), t.TempDir()

@@ -59,13 +59,21 @@ func Merge(dir string, from []string) (twice []Key, err error) {
 }
 
 func (s *Spec) addSpec(o Spec) {
-	known := map[string]bool{}
-	for _, t := range s.Tasks {
-		known[t.ID] = true
+	known := map[string]int{}
+	for i, t := range s.Tasks {
+		known[t.ID] = i
 	}
 	for _, t := range o.Tasks {
-		if !known[t.ID] {
+		i, ok := known[t.ID]
+		if !ok {
 			s.Tasks = append(s.Tasks, t)
+			continue
+		}
+		// A shard knows only of its own tasks what can't be run.
+		for _, reason := range t.Unsupported {
+			if !slices.Contains(s.Tasks[i].Unsupported, reason) {
+				s.Tasks[i].Unsupported = append(slices.Clip(s.Tasks[i].Unsupported), reason)
+			}
 		}
 	}
 	for _, a := range o.Agents {

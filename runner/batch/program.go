@@ -76,7 +76,7 @@ func (r *trialRun) runProgram(ctx context.Context, step *task.Step, result *Step
 		result.Limit = string(limits.KindWallTime)
 	// Once a model has been used, or by a request that is refused, the agent can make its
 	// provider fail.
-	case !ended.Status.Success() && asked.Usage.Tokens() == 0 && asked.Failed > 0 && isOutage(asked.LastStatus):
+	case !ended.Status.Success() && asked.Usage.Tokens() == 0 && asked.Answered == 0 && asked.Failed > 0 && isOutage(asked.LastStatus):
 		class := Provider
 		if asked.LastStatus == http.StatusUnauthorized {
 			class = ProviderAuth

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/tools/workspace"
@@ -181,7 +182,13 @@ func scanResults(r io.Reader, f func(r Result, line []byte) error) (whole int64,
 func (r Result) isSound() bool {
 	known := r.Outcome.Judged() || r.Outcome == Infrastructure || r.Outcome == Suspect
 	finite := r.Reward == nil || isReward(*r.Reward/2) // a mean may be rounded up
-	return known && finite && r.Task != "" && r.Agent != "" && (r.Name == "" || r.Name == r.Key.Name())
+	words := isWord(string(r.Class)) && isWord(r.Limit) && !slices.ContainsFunc(r.Faults, func(f Fault) bool { return !isWord(string(f.Class)) })
+	return known && finite && words && r.Task != "" && r.Agent != "" && (r.Name == "" || r.Name == r.Key.Name())
+}
+
+// isWord reports whether a text can be a class or the kind of a limit, which are shown as they are.
+func isWord(text string) bool {
+	return strings.Trim(text, "abcdefghijklmnopqrstuvwxyz0123456789_-") == ""
 }
 
 // ReadResults returns the results of the batch in a directory in the order in which

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"math"
 	"path/filepath"
@@ -70,9 +71,14 @@ func readReward(path string) (string, error) {
 }
 
 func parseRewards(text string) (map[string]float64, error) {
-	var values map[string]any
-	if err := json.Unmarshal([]byte(text), &values); err != nil || values == nil {
-		return nil, &RewardError{RewardUnparsable, fmt.Sprintf("reward.json is %.40q: want an object of numbers", text)}
+	values, err := parseObject(text)
+	if err != nil {
+		return nil, &RewardError{RewardUnparsable, fmt.Sprintf("reward.json is %.40q: want an object of numbers: %v", text, err)}
+	}
+	if r, ok := values[task.RewardKey]; ok {
+		if _, ok := r.(float64); !ok {
+			return nil, &RewardError{RewardUnparsable, fmt.Sprintf("%s in reward.json is no number", task.RewardKey)}
+		}
 	}
 	rewards := map[string]float64{}
 	for key, v := range values {
@@ -88,6 +94,38 @@ func parseRewards(text string) (map[string]float64, error) {
 		return nil, &RewardError{RewardUnparsable, "reward.json has no numbers"}
 	}
 	return rewards, nil
+}
+
+// parseObject parses a JSON object, in which no key may occur twice: one of the values would be
+// ignored.
+func parseObject(text string) (map[string]any, error) {
+	d := json.NewDecoder(strings.NewReader(text))
+	if open, err := d.Token(); err != nil || open != json.Delim('{') {
+		return nil, errors.Join(errors.New("it is no object"), err)
+	}
+	values := map[string]any{}
+	for d.More() {
+		name, err := d.Token()
+		if err != nil {
+			return nil, err
+		}
+		key, _ := name.(string) // the decoder accepts nothing else
+		if _, twice := values[key]; twice {
+			return nil, fmt.Errorf("the key %.40q occurs twice", key)
+		}
+		var v any
+		if err := d.Decode(&v); err != nil {
+			return nil, err
+		}
+		values[key] = v
+	}
+	if _, err := d.Token(); err != nil {
+		return nil, err
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return nil, errors.New("something follows the object")
+	}
+	return values, nil
 }
 
 // mainReward returns the reward that decides: the one called reward, or else the mean

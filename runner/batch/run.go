@@ -170,7 +170,7 @@ func (r *run) runTrial(ctx context.Context, t Trial) {
 		result.Checksum = t.Definition.Checksum
 		result.Faults = faults
 		result.Started, result.Finished = began.UTC(), began.Add(time.Since(began)).UTC() // whatever the clock did meanwhile
-		if try > 0 && result.Model != "" {
+		if try > 0 && spent != (limits.Usage{}) {
 			result.setUsage(spent)
 		}
 		r.finishTrial(result)

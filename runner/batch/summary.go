@@ -137,7 +137,7 @@ func summarizeAgent(s Spec, agent string, results []Result) AgentSummary {
 		if r.Agent != agent {
 			continue
 		}
-		a.Model = r.Model
+		a.Model = cmp.Or(r.Model, a.Model)
 		a.countResult(r)
 		took := r.Finished.Sub(r.Started)
 		a.TotalMS += took.Milliseconds()

@@ -135,6 +135,8 @@ func classifyRefusal(status int, message string) loop.ErrorClass {
 	switch {
 	case status == http.StatusUnauthorized, status == http.StatusForbidden:
 		return loop.ModelAuth
+	case status == http.StatusTooManyRequests && isTooLarge(message):
+		return loop.ModelContextOverflow
 	case status == http.StatusTooManyRequests, status == http.StatusPaymentRequired,
 		status == http.StatusBadRequest && strings.HasPrefix(message, "Your credit balance is too low"): // Anthropic
 		return loop.ModelRateLimit
@@ -154,6 +156,11 @@ func classifyRefusal(status int, message string) loop.ErrorClass {
 // isContextOverflow reports whether a refusal is about the conversation's length. There
 // is no common code. The phrases come from OpenAI, vLLM, llama.cpp, Mistral, Groq,
 // OpenRouter and the endpoints behind it.
+// isTooLarge reports whether a request exceeds a rate limit by itself, so that waiting can't help.
+func isTooLarge(message string) bool {
+	return strings.Contains(strings.ToLower(message), "request too large")
+}
+
 func isContextOverflow(message string) bool {
 	message = strings.ToLower(message)
 	for _, phrase := range []string{

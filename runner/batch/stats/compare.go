@@ -68,7 +68,7 @@ func Compare(pairs []Pair) Comparison {
 	c.RateB = Mean(b)
 	c.Difference = Mean(differences)
 	c.P, c.Interval = McNemar(c.Better, c.Worse), TInterval(differences).clamp(-1, 1)
-	c.ByTest = one || len(pairs) < 2 || sampleDeviation(differences) == 0
+	c.ByTest = one || len(pairs) < 2 || areEqual(differences)
 	c.Verdict = c.findVerdict()
 	return c
 }

@@ -99,6 +99,9 @@ func TInterval(values []float64) Interval {
 	return Interval{mean - half, mean + half}
 }
 
+// areEqual reports whether values differ by no more than rounding.
+func areEqual(values []float64) bool { return slices.Max(values)-slices.Min(values) < 1e-9 }
+
 // RateInterval returns the interval of the mean of rates, one per task. Attempts at the
 // same task are not independent, so it is Student's interval over tasks; if each task
 // has one attempt, or all rates are equal, it is Wilson's.
@@ -106,7 +109,7 @@ func RateInterval(rates []float64, oneAttempt bool) Interval {
 	if len(rates) == 0 {
 		return unknown
 	}
-	if oneAttempt || len(rates) < 2 || sampleDeviation(rates) == 0 {
+	if oneAttempt || len(rates) < 2 || areEqual(rates) {
 		sum := 0.0
 		for _, r := range rates {
 			sum += r

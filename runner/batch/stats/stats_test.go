@@ -127,6 +127,7 @@ func TestCompare(t *testing.T) {
 		{"six of six", many(6, 1, 0, 1), BetterA, "x is better than y by 100.0 points on 6 tasks (better on 6, worse on 0; McNemar's exact p = 0.031)."},
 		{"worse", many(6, 0, 1, 1), BetterB, "y is better than x by 100.0 points on 6 tasks (better on 6, worse on 0; McNemar's exact p = 0.031)."},
 		{"no variance, several attempts", many(6, 0.5, 0.25, 4), BetterA, "x is better than y by 25.0 points on 6 tasks (better on 6, worse on 0; McNemar's exact p = 0.031)."},
+		{"no variance but rounding", many(3, 0.2, 0, 5), CannotTell, "Can't tell: the difference of 20.0 points on 3 tasks is within what chance makes (better on 3, worse on 0; McNemar's exact p = 0.25)."},
 		{"interval", append(many(20, 1, 0.5, 2), many(10, 0.5, 0.5, 2)...), BetterA, "x is better than y by 33.3 points on 30 tasks (95 % CI 24.4 to 42.3)."},
 		{"interval below", append(many(20, 0.5, 1, 2), many(10, 0.5, 0.5, 2)...), BetterB, "y is better than x by 33.3 points on 30 tasks (95 % CI 24.4 to 42.3)."},
 		{"interval with zero", append(many(2, 1, 0.5, 2), many(1, 0, 0.5, 2)...), CannotTell, "Can't tell: the difference of 16.7 points on 3 tasks is within what chance makes (too few tasks: the 95 % CI is -100 to 100 points)."},

@@ -81,9 +81,13 @@ func loadPath(path string, o Options) ([]Task, error) {
 			list = append(list, loadHarbor(dir, o))
 		}
 	}
+	isMixed := len(list) > 0
 	for _, e := range entries {
-		if filepath.Ext(e.Name()) != ".jsonl" {
+		if filepath.Ext(e.Name()) != ".jsonl" || strings.HasPrefix(e.Name(), ".") {
 			continue
+		}
+		if isMixed { // whoever reads only the directories would miss it
+			return nil, &Error{path, fmt.Errorf("%s is beside directories of tasks, and its tasks may use any directory of this machine: name the file and the directories", e.Name())}
 		}
 		tasks, err := loadLines(filepath.Join(path, e.Name()))
 		if err != nil {

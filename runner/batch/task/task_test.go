@@ -399,11 +399,20 @@ func TestLoad(t *testing.T) {
 		t.Errorf("a directory of .jsonl files: %+v, %v", list, err)
 	}
 	write(t, filepath.Join(lines, "z"), single(""))
-	if list, err = Load([]string{lines}, Options{}); err != nil || len(list) != 3 || list[0].ID != "z" || list[1].ID != "one" || list[2].ID != "two" {
-		t.Errorf("a directory of both: %+v, %v", list, err)
+	if _, err = Load([]string{lines}, Options{}); err == nil || !strings.Contains(err.Error(), "a.jsonl is beside directories of tasks") {
+		t.Errorf("a directory of both: %v", err)
 	}
-	must(t, os.WriteFile(filepath.Join(lines, "c.jsonl"), []byte("{\"id\":\"z\",\"prompt\":\"x\"}\n"), 0o644))
-	if _, err = Load([]string{lines}, Options{}); err == nil || !strings.Contains(err.Error(), `another task is also called "z"`) {
+	both := []string{filepath.Join(lines, "z"), filepath.Join(lines, "a.jsonl")}
+	if list, err = Load(both, Options{}); err != nil || len(list) != 2 {
+		t.Errorf("both, named: %+v, %v", list, err)
+	}
+	hidden := write(t, t.TempDir(), map[string]string{".x.jsonl": "{\"id\":\"hidden\",\"prompt\":\"x\"}\n"})
+	write(t, filepath.Join(hidden, "z"), single(""))
+	if list, err = Load([]string{hidden}, Options{}); err != nil || len(list) != 1 || list[0].ID != "z" {
+		t.Errorf("with a hidden file: %+v, %v", list, err)
+	}
+	must(t, os.WriteFile(both[1], []byte("{\"id\":\"z\",\"prompt\":\"x\"}\n"), 0o644))
+	if _, err = Load(both, Options{}); err == nil || !strings.Contains(err.Error(), `another task is also called "z"`) {
 		t.Errorf("one id in both: %v", err)
 	}
 	write(t, filepath.Join(dir, "none", "bad\xff"), single(""))
