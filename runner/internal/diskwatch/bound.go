@@ -42,6 +42,8 @@ type Bound struct {
 	ended   time.Time
 	took    time.Duration
 
+	slack slack
+
 	mu   sync.Mutex
 	used use
 }
@@ -78,9 +80,10 @@ func (b *Bound) lastUse() use {
 // remove things.
 func (b *Bound) watch(ended <-chan struct{}, full func(error)) {
 	was := b.lastUse()
-	most := use{max(b.bytes, was.bytes+byteSlack), max(b.files, was.files+fileSlack)}
-	if was.bytes <= b.bytes && was.files <= b.files {
-		most = use{b.bytes, b.files}
+	most := use{b.bytes, b.files}
+	isFull := was.bytes > b.bytes || was.files > b.files
+	if slack := b.slack.take(isFull); isFull {
+		most = use{max(b.bytes, was.bytes+slack.bytes), max(b.files, was.files+slack.files)}
 	}
 	ticker := time.NewTicker(Interval)
 	defer ticker.Stop()

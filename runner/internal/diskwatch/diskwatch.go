@@ -4,6 +4,7 @@ package diskwatch
 import (
 	"context"
 	"os"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -64,7 +65,29 @@ type Watch struct {
 	// reserve is the room that must be left.
 	reserve Room
 	// kill ends commands that don't end when their contexts are cancelled.
-	kill func()
+	kill  func()
+	slack slack
+}
+
+// slack is what commands may still write to what is full. Each one gets half of what the one
+// before got: none is ended because it removes something, and many together can't fill a disk.
+type slack struct {
+	mu   sync.Mutex
+	left use
+}
+
+// take returns the next command's slack. With room, the slack is whole again.
+func (s *slack) take(isFull bool) use {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !isFull || s.left == (use{}) {
+		s.left = use{byteSlack, fileSlack}
+	}
+	out := s.left
+	if isFull {
+		s.left = use{max(out.bytes/2, byteSlack/256), max(out.files/2, fileSlack/256)}
+	}
+	return out
 }
 
 // New returns a watch that keeps Reserve bytes free, and fileReserve percent of the files or
@@ -88,10 +111,16 @@ func (w *Watch) WatchContext(ctx context.Context, bounds ...*Bound) (watched con
 		return ctx, func() {}
 	}
 	now := w.room()
-	floor := Room{Bytes: min(w.reserve.Bytes, now.Bytes-byteSlack), Files: min(w.reserve.Files, now.Files-fileSlack)}
+	slack := w.slack.take(now.Bytes < w.reserve.Bytes || now.Files < w.reserve.Files)
+	floor := Room{Bytes: min(w.reserve.Bytes, now.Bytes-slack.bytes), Files: min(w.reserve.Files, now.Files-slack.files)}
 	ctx, cancel := context.WithCancelCause(ctx)
 	ended := make(chan struct{})
 	endCommand := func(full error) {
+		select {
+		case <-ended: // meanwhile
+			return
+		default:
+		}
 		if ctx.Err() != nil && w.kill != nil {
 			w.kill()
 		}

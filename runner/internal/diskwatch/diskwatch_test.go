@@ -65,6 +65,24 @@ func TestDiskWatch(t *testing.T) {
 				free.Add(-1)
 				<-ctx.Done()
 				stop()
+				// Many commands that each stay within their slack can't fill the disk.
+				before := free.Load()
+				for slack := c.slack / 2; slack > 4; slack /= 2 {
+					ctx, stop = w.WatchContext(t.Context())
+					free.Add(-slack)
+					time.Sleep(time.Minute)
+					if ctx.Err() != nil {
+						t.Errorf("ended within a slack of %d", slack)
+					}
+					stop()
+				}
+				ctx, stop = w.WatchContext(t.Context())
+				free.Add(-c.slack / 2)
+				<-ctx.Done()
+				stop()
+				if used := before - free.Load(); used > 2*c.slack {
+					t.Errorf("commands used %d in all, with a slack of %d", used, c.slack)
+				}
 				free.Store(2 * c.reserve)
 				ctx, stop = w.WatchContext(t.Context())
 				time.Sleep(time.Minute)
