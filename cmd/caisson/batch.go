@@ -85,6 +85,19 @@ Docker has no root inside, so auto uses gvisor for Harbor tasks.
 	return cmd
 }
 
+// repeatedFlag is a flag of one value that may be repeated.
+type repeatedFlag struct {
+	settingFlag
+	values []string
+}
+
+func (f *repeatedFlag) Set(v string) error {
+	if !slices.Contains(f.values, v) {
+		f.values = append(f.values, v)
+	}
+	return f.settingFlag.Set(v)
+}
+
 // agents returns the agents of the command line, each once.
 func (f *batchFlags) agents() []string {
 	return slices.Compact(slices.Sorted(slices.Values(slices.Concat(f.Agents, f.models.values))))
