@@ -20,19 +20,19 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// completed is the number of sessions that a shell is offered, newest first.
-const completed = 30
+// mostOffered is the most sessions that completion offers, newest first.
+const mostOffered = 30
 
 type candidates func(env environ) ([]cobra.Completion, cobra.ShellCompDirective)
 
 // addCompletion completes the user's own things, such as sessions and images, and the
-// words of settings. It runs at each press of the tab key, so it starts and asks
-// nothing.
+// words of settings. It runs at each press of the tab key, so it starts no program and
+// contacts no server.
 func addCompletion(root *cobra.Command, a *app) {
 	addBashFallback(root)
 	env, servers := a.environ, completeKeys(func(c config.Config) map[string]config.MCPServer { return c.MCP })
 	arguments := map[string]candidates{
-		"caisson diff": completeSessions, "caisson open": completeSessions, "caisson apply": completeSessions, "caisson sandbox exec": completeLiveSessions, "caisson sandbox attach": completeLiveSessions, "caisson sandbox rm": completeLiveSessions, "caisson sandbox cp": completeLiveSessions,
+		"caisson diff": completeSessions, "caisson open": completeSessions, "caisson apply": completeSessions, "caisson sandbox exec": completeLiveSessions, "caisson sandbox attach": completeLiveSessions, "caisson sandbox rm": completeLiveSessions,
 		"caisson trace show": completeSessions, "caisson trace verify": completeSessions, "caisson trace export": completeSessions, "caisson trace html": completeSessions, "caisson egress suggest": completeSessions,
 		"caisson tools ls": completeTools, "caisson tools call": completeTools, "caisson trust": completeDirectories, "caisson untrust": completeDirectories, "caisson config schema": completeWords("user", "project", "requirements"),
 		"caisson images rm": completeImages, "caisson images export": completeImages, "caisson images pull": completeImages, "caisson caches rm": completeCaches,
@@ -144,11 +144,23 @@ func completeDirectories(environ) ([]cobra.Completion, cobra.ShellCompDirective)
 }
 
 func completeSessions(env environ) ([]cobra.Completion, cobra.ShellCompDirective) {
-	return listSessions(env, func(trace.Entry) bool { return true })
+	return listSessions(env, "", func(state string) ([]trace.Entry, error) { return trace.List(state, mostOffered, nil) })
 }
 
 func completeLiveSessions(env environ) ([]cobra.Completion, cobra.ShellCompDirective) {
-	return listSessions(env, func(e trace.Entry) bool { return e.State == trace.StateLive })
+	return listSessions(env, "", listLive)
+}
+
+func listLive(state string) ([]trace.Entry, error) { return trace.ListLive(state, mostOffered) }
+
+// completeCopyName completes ID: of a live sandbox, or else a path of this machine.
+func completeCopyName(env environ, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	names, directive := listSessions(env, ":", listLive)
+	names = slices.DeleteFunc(names, func(name cobra.Completion) bool { return !strings.HasPrefix(name, typed) })
+	if len(names) == 0 {
+		return nil, cobra.ShellCompDirectiveDefault
+	}
+	return names, directive | cobra.ShellCompDirectiveNoSpace
 }
 
 func completeImages(env environ) ([]cobra.Completion, cobra.ShellCompDirective) {
@@ -177,34 +189,23 @@ func completeClients(environ) (out []cobra.Completion, _ cobra.ShellCompDirectiv
 	return out, cobra.ShellCompDirectiveNoFileComp
 }
 
-// listSessions returns the newest sessions, with their age and task.
-func listSessions(env environ, keep func(trace.Entry) bool) ([]cobra.Completion, cobra.ShellCompDirective) {
+// listSessions returns the IDs of listed sessions, each with a suffix, its age and its
+// task.
+func listSessions(env environ, suffix string, list func(state string) ([]trace.Entry, error)) ([]cobra.Completion, cobra.ShellCompDirective) {
 	const order = cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveKeepOrder
 	state, err := findState(env)
 	if err != nil {
 		return nil, order
 	}
-	list, err := trace.List(state, completed, nil)
+	entries, err := list(state)
 	if err != nil {
 		return nil, order
 	}
 	var out []cobra.Completion
-	for _, e := range list {
-		if keep(e) {
-			out = append(out, cobra.CompletionWithDesc(e.Session, doctor.FormatAge(e.Begun, time.Now())+" ago: "+oneLine(e.Task)))
-		}
+	for _, e := range entries {
+		out = append(out, cobra.CompletionWithDesc(e.Session+suffix, doctor.FormatAge(e.Begun, time.Now())+" ago: "+firstLine(e.Task, 40)))
 	}
 	return out, order
-}
-
-// oneLine returns the beginning of a text, safe to show.
-func oneLine(text string) string {
-	text, _, _ = strings.Cut(strings.TrimSpace(text), "\n")
-	safe := makeSafe(text)
-	if r := []rune(safe); len(r) > 40 {
-		safe = string(r[:40]) + "…"
-	}
-	return safe
 }
 
 // completeTools returns the configured tools, or Caisson's own if the configuration

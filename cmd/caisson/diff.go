@@ -24,7 +24,6 @@ import (
 	"github.com/caisson-run/caisson/runner/trace"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/overlay"
-	"github.com/caisson-run/caisson/tools"
 )
 
 func newDiffCommand(a *app) *cobra.Command {
@@ -218,7 +217,6 @@ func openKept(a *app, session, workspace string) (_ *keptChanges, err error) {
 
 // describeSession returns a session's id with the beginning of its task.
 func describeSession(state, id string) string {
-	const most = 100
 	s, err := trace.Find(state, id)
 	if err != nil {
 		return "session " + id
@@ -229,11 +227,10 @@ func describeSession(state, id string) string {
 	}
 	defer func() { _ = f.Close() }()
 	begin, _ := trace.ReadBegin(f) // after an error, begin has what was read
-	task, _, _ := strings.Cut(strings.TrimSpace(begin.Task), "\n")
-	if task == "" {
-		return "session " + id
+	if task := firstLine(begin.Task, 100); task != "" {
+		return "session " + id + ": " + task
 	}
-	return "session " + id + ": " + makeSafe(tools.Elide(task, most))
+	return "session " + id
 }
 
 func describeOlder(state, id string) string {

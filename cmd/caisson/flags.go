@@ -102,8 +102,8 @@ func newCommand(cmd *cobra.Command, flags any, traits commandTraits, own statuse
 // addFlags adds a flag for each field of a struct that has the tag flag: the name and,
 // after a comma, the letter. The tag doc is the text in help, default the default. A
 // list with the tag split may be one value with commas. An embedded struct adds its own
-// flags. A [config.File] adds all settings, or the groups and flags in the tag groups of it
-// or of the struct.
+// flags. A [config.File] adds all settings, or only the groups and flags in the tag
+// groups, on the field or on an embedded struct around it.
 func addFlags(cmd *cobra.Command, to reflect.Value, groups ...string) {
 	flags := cmd.Flags()
 	for field, value := range to.Fields() {
@@ -181,7 +181,7 @@ type projectOptions struct {
 	Ignore  bool `flag:"ignore-project-config" doc:"ignore the workspace's own settings, even if it is trusted"`
 }
 
-// workspaceFlags are the flags of a command that opens a session without a model.
+// workspaceFlags are the flags of a command that works on a workspace with its settings.
 type workspaceFlags struct {
 	Workspace string `flag:"workspace" default:"." doc:"directory to work in"`
 	profileFlag

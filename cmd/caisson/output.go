@@ -19,6 +19,20 @@ func makeSafe(s string) string {
 	return safe
 }
 
+// firstLine returns the first line of a text, at most that many characters of it, safe
+// to show. An ellipsis stands for the rest of the text.
+func firstLine(text string, most int) string {
+	line, _, more := strings.Cut(strings.TrimSpace(text), "\n")
+	line = makeSafe(line)
+	if runes := []rune(line); len(runes) > most {
+		line, more = string(runes[:most]), true
+	}
+	if more {
+		line += "…"
+	}
+	return line
+}
+
 type page struct{ strings.Builder }
 
 // line adds a line, made safe and without trailing blanks.

@@ -222,6 +222,9 @@ commands wrote the files that you get: treat them like files of a stranger.
 		Example: `  caisson sandbox cp project/. ses_01J…:/workspace
   caisson sandbox cp ses_01J…:/workspace/report.xml .
   caisson sandbox cp ses_01J…:/workspace - | tar -tf -`,
+		ValidArgsFunction: func(_ *cobra.Command, _ []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+			return completeCopyName(a.environ, typed)
+		},
 		RunE: func(cmd *cobra.Command, args []string) error { return copyFiles(cmd.Context(), a, args[0], args[1]) },
 	}, nil, usesConfig|runsCommands|interruptible, statuses{exitFailed: "not everything could be copied", exitInput: "there is no such live sandbox or path"})
 }

@@ -77,7 +77,7 @@ reads all.
 			err = showTable(a, f.JSON, list, table[trace.Entry]{
 				titles: []string{"SESSION", "BEGUN", "STATE", "TIME", "COST", "TASK"},
 				cells: func(e trace.Entry) []string {
-					return []string{e.Session, begunText(e.Begun, "2006-01-02 15:04"), stateText(e), wallText(e), costText(e), taskText(e)}
+					return []string{e.Session, begunText(e.Begun, "2006-01-02 15:04"), stateText(e), wallText(e), costText(e), firstLine(cmp.Or(e.Damage, e.Task), 60)}
 				},
 			})
 			if f.Limit > 0 && len(list) == f.Limit && !f.JSON {
@@ -128,22 +128,6 @@ func costText(e trace.Entry) string {
 		return "unknown"
 	}
 	return "$" + strings.TrimSuffix(strings.TrimRight(e.CostUSD, "0"), ".")
-}
-
-// taskText returns the task's first line, shortened.
-func taskText(e trace.Entry) string {
-	text, _, more := strings.Cut(strings.TrimSpace(e.Task), "\n")
-	if e.Damage != "" {
-		text, more = e.Damage, false
-	}
-	runes := []rune(text)
-	if len(runes) > 60 {
-		runes, more = runes[:60], true
-	}
-	if more {
-		runes = append(runes, '…')
-	}
-	return string(runes)
 }
 
 func newTraceShowCommand(a *app) *cobra.Command {

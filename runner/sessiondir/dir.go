@@ -98,6 +98,12 @@ func List(stateDir string) ([]string, error) {
 	return listIDs(filepath.Dir(Path(stateDir, "x")), os.DirEntry.IsDir)
 }
 
+// ListLive returns the IDs of the sessions whose process is known to be alive, oldest first.
+func ListLive(stateDir string) ([]string, error) {
+	ids, err := marked(stateDir, pendingDir)
+	return slices.DeleteFunc(ids, func(id string) bool { return !SessionLives(Path(stateDir, id)) }), err
+}
+
 // listIDs returns the accepted entries of a directory that are named like sessions, oldest first:
 // IDs sort by time.
 func listIDs(dir string, accept func(os.DirEntry) bool) ([]string, error) {

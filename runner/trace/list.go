@@ -55,13 +55,23 @@ type Entry struct {
 // all if limit is 0. A nil keep accepts all. Directories without a record are
 // left out. Errors are of type [*Error].
 func List(stateDir string, limit int, keep func(Entry) bool) ([]Entry, error) {
-	if keep == nil {
-		keep = func(Entry) bool { return true }
-	}
 	names, err := listSessions(stateDir)
 	if err != nil {
 		return nil, err
 	}
+	return readEntries(stateDir, names, limit, keep), nil
+}
+
+// ListLive is like [List] for live sessions. It reads no others, so it is fast.
+func ListLive(stateDir string, limit int) ([]Entry, error) {
+	names, err := sessiondir.ListLive(stateDir)
+	if err != nil {
+		return nil, notListed(stateDir, err)
+	}
+	return readEntries(stateDir, names, limit, nil), nil
+}
+
+func readEntries(stateDir string, names []string, limit int, keep func(Entry) bool) []Entry {
 	list := []Entry{}
 	for _, name := range slices.Backward(names) { // IDs sort by time
 		if limit > 0 && len(list) == limit {
@@ -75,11 +85,11 @@ func List(stateDir string, limit int, keep func(Entry) bool) ([]Entry, error) {
 		} else if err == nil {
 			entry, ok = readEntry(s)
 		}
-		if ok && keep(entry) {
+		if ok && (keep == nil || keep(entry)) {
 			list = append(list, entry)
 		}
 	}
-	return list, nil
+	return list
 }
 
 // readEntry reads both ends of a trace and reports whether it has a record.
