@@ -39,8 +39,10 @@ type fakeRegistry struct {
 	requests atomic.Int64
 	blobs    atomic.Int64 // GETs of blobs
 	// meddle answers instead of the registry if it returns true.
-	meddle func(w http.ResponseWriter, r *http.Request) bool
+	meddle atomic.Pointer[meddler]
 }
+
+type meddler func(w http.ResponseWriter, r *http.Request) bool
 
 func quiet() *log.Logger { //nolint:forbidigo // the servers of tests take no other
 	return log.New(io.Discard, "", 0) //nolint:forbidigo // as above
@@ -55,7 +57,7 @@ func newRegistry(t testing.TB) *fakeRegistry {
 		if r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/blobs/") {
 			f.blobs.Add(1)
 		}
-		if f.meddle == nil || !f.meddle(w, r) {
+		if m := f.meddle.Load(); m == nil || *m == nil || !(*m)(w, r) {
 			inner.ServeHTTP(w, r)
 		}
 	}))

@@ -46,10 +46,10 @@ func TestPullAndPin(t *testing.T) {
 		t.Errorf("after the tag moved: %s", again.Digest)
 	}
 	// Another store on the same directory has the pin.
-	reg.meddle = func(w http.ResponseWriter, _ *http.Request) bool {
+	reg.meddle.Store(new(meddler(func(w http.ResponseWriter, _ *http.Request) bool {
 		http.Error(w, "down", http.StatusServiceUnavailable)
 		return true
-	}
+	})))
 	other, release3 := rootfs(t, openStore(t, s.o.Dir), ref)
 	release3()
 	if other.Digest != one {
@@ -58,14 +58,13 @@ func TestPullAndPin(t *testing.T) {
 	if _, err := s.Pull(t.Context(), ref); !errors.Is(err, images.ErrUnreachable) {
 		t.Errorf("pull while the registry is down: %v", err)
 	}
-	reg.meddle = nil
 
 	// A pull that can't fetch the new image leaves the pin.
-	reg.meddle = blobOf(func(w http.ResponseWriter, _ int64) { http.Error(w, "gone", http.StatusNotFound) })
+	reg.meddle.Store(new(blobOf(func(w http.ResponseWriter, _ int64) { http.Error(w, "gone", http.StatusNotFound) })))
 	if _, err := s.Pull(t.Context(), ref); !errors.Is(err, images.ErrNotFound) {
 		t.Errorf("pull of an image without layers: %v", err)
 	}
-	reg.meddle = nil
+	reg.meddle.Store(nil)
 	still, release7 := rootfs(t, s, ref)
 	release7()
 	if still.Digest != one {
