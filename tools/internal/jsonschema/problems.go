@@ -22,8 +22,6 @@ import (
 // back.
 const maxProblemBytes = 400
 
-const maxDropRounds = 4
-
 type problem struct {
 	path    []string
 	message string
@@ -115,7 +113,7 @@ func addProblems(to *[]problem, e *validator.ValidationError) {
 			add("unknown property %q", utf8text.Clip(name, maxProblemBytes/4))
 		}
 	case *kind.PropertyNames:
-		e.InstanceLocation = nil // the library's is another property's
+		e.InstanceLocation = nil // the library reuses its memory, so it may be another property's
 		add("property name %q is not accepted: %s", utf8text.Clip(k.Property, maxProblemBytes/4), summarizeCauses(e))
 	case *kind.Format: // of a pattern in a schema; no other format is checked
 		add("%v", k.Err)
@@ -168,15 +166,12 @@ func describeValues(values []any) string {
 	return strings.Join(texts, "")
 }
 
+// describeError returns the problems of a schema that doesn't compile.
 func describeError(err error) []string {
-	if invalid, ok := errors.AsType[*validator.SchemaValidationError](err); ok {
-		base := strings.TrimPrefix(invalid.URL, location+"#")
+	if invalid, ok := errors.AsType[*validator.SchemaValidationError](err); ok { // of the whole schema
 		var texts []string
 		for _, p := range listProblems(invalid.Err) {
-			if base != "" && len(p.path) == 0 {
-				p.path, base = []string{strings.TrimPrefix(base, "/")}, ""
-			}
-			texts = append(texts, utf8text.Clip(base+p.String(), maxProblemBytes))
+			texts = append(texts, p.String())
 		}
 		return texts
 	}
@@ -237,10 +232,10 @@ func eachError(err error, visit func(*validator.ValidationError)) {
 	if !ok {
 		return
 	}
-	visit(e)
 	if _, ok := e.ErrorKind.(*kind.PropertyNames); ok {
-		return // its causes' places are not in the value
+		return // neither its place nor its causes' places are reliable
 	}
+	visit(e)
 	for _, cause := range e.Causes {
 		eachError(cause, visit)
 	}

@@ -100,6 +100,10 @@ func (s *Schema) Validate(v any, most int) []string {
 	return formatProblems(s.apply(v), most)
 }
 
+// maxDropRounds bounds how often ValidateInput drops nulls: each round may show nulls
+// that a combination hid.
+const maxDropRounds = 4
+
 // ValidateInput is like [Schema.Validate] for a tool's input. It removes optional
 // properties from v that are null although null is invalid: many models give every
 // property.
@@ -109,7 +113,6 @@ func (s *Schema) ValidateInput(v any, most int) []string {
 	s.work.left = MaxSteps
 	err := s.apply(v)
 	var dropped []nullProperty
-	// Each round may show nulls that a combination hid.
 	for range maxDropRounds {
 		nulls := findNulls(v, err)
 		if len(nulls) == 0 {
