@@ -78,6 +78,7 @@ type Network struct {
 	server   *egress.Server
 	allowed  []string
 	requests *linelog.Log
+	redactor *redact.Redactor
 	setup    setup
 	// servers are the servers of Options.Servers, by name.
 	servers map[string]*member
@@ -118,7 +119,7 @@ func New(o Options) (*Network, error) {
 	for _, r := range n.opts.Policy.Allow {
 		n.allowed = append(n.allowed, r.String())
 	}
-	n.requests = newRequestLog(o)
+	n.openRequestLog(o)
 	server := egress.Options{
 		Policy: n.opts.Policy, Guard: guard, Budget: budget, Upstream: o.Upstream, Names: &egress.Names{}, Numbers: &atomic.Int64{}, Local: o.Local, Failed: n.logPanic,
 	}

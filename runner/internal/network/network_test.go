@@ -17,6 +17,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 	"github.com/caisson-run/caisson/tools/approval"
@@ -307,12 +308,16 @@ func TestAuthorityEnd(t *testing.T) {
 	}
 }
 
-// TestRequestsAreBounded checks the bound of lines in the requests file.
+// TestRequestsAreBounded checks the bound of lines in the requests file, and that a secret
+// across it leaves nothing.
 func TestRequestsAreBounded(t *testing.T) {
-	o := Options{Dir: t.TempDir()}
-	n := &Network{requests: newRequestLog(o)}
+	const secret = "correct-horse-battery-9"
+	o := Options{Dir: t.TempDir(), Hidden: []redact.Secret{{Name: "KEY", Value: secret}}}
+	n := &Network{}
+	n.openRequestLog(o)
 	url := "http://a.test/" + strings.Repeat("x", 8<<10)
-	for _, r := range []egress.Requested{{Method: "GET", URL: url[:100]}, {Method: strings.Repeat("M", 60<<10), URL: url, Cached: true}} {
+	cut := url[:maxURLBytes-len(secret)/2] + secret
+	for _, r := range []egress.Requested{{Method: "GET", URL: url[:100]}, {Method: "GET", URL: cut}, {Method: strings.Repeat("M", 60<<10), URL: url, Cached: true}} {
 		if err := n.logRequest("", r); err != nil {
 			t.Fatal(err)
 		}
@@ -321,8 +326,8 @@ func TestRequestsAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	text, err := os.ReadFile(filepath.Join(o.Dir, record.RequestsFile))
-	if err != nil || !strings.Contains(string(text), url[:100]+`"`) || len(text) > 2*(maxURLBytes+256) {
-		t.Errorf("two lines have %d bytes: %v", len(text), err)
+	if err != nil || !strings.Contains(string(text), url[:100]+`"`) || len(text) > 3*(maxURLBytes+256) || strings.Contains(string(text), secret[:6]) {
+		t.Errorf("three lines have %d bytes: %v\n%s", len(text), err, text)
 	}
 	if n.totals.Requests != 1 || n.totals.Cached != 1 {
 		t.Errorf("totals of a request that the cache answered: %+v", n.totals)

@@ -18,14 +18,17 @@ const maxRequests = 100_000
 // compressed, no budget bounds their total.
 const maxURLBytes = 1024
 
-func clipText(s string, n int) string {
-	if len(s) > n {
-		return strings.ToValidUTF8(s[:n], "") + "…"
+// clipText removes secrets and then shortens the text: a secret across the cut would leave
+// its beginning.
+func (n *Network) clipText(s string, most int) string {
+	s = n.redactor.Text(s)
+	if len(s) > most {
+		return strings.ToValidUTF8(s[:most], "") + "…"
 	}
 	return s
 }
 
-// requestLine is a line of the file, for example
+// requestLine is a line of [record.RequestsFile], for example
 //
 //	{"connection":3,"method":"GET","url":"https://registry.npmjs.org/left-pad","status":200,"received":1024,"sha256":"…","complete":true}
 type requestLine struct {
@@ -41,9 +44,10 @@ type requestLine struct {
 	Cached   bool   `json:"cached,omitempty"`
 }
 
-// newRequestLog returns the log of a session's requests.
-func newRequestLog(o Options) *linelog.Log {
-	return linelog.New(filepath.Join(o.Dir, record.RequestsFile), redact.New(o.Hidden), maxRequests, math.MaxInt64)
+// openRequestLog sets the log of a session's requests.
+func (n *Network) openRequestLog(o Options) {
+	n.redactor = redact.New(o.Hidden)
+	n.requests = linelog.New(filepath.Join(o.Dir, record.RequestsFile), n.redactor, maxRequests, math.MaxInt64)
 }
 
 func (n *Network) logRequest(server string, r egress.Requested) error {
@@ -53,7 +57,7 @@ func (n *Network) logRequest(server string, r egress.Requested) error {
 		n.totals.Cached++
 		n.mu.Unlock()
 	}
-	text, err := json.Marshal(requestLine{r.ID, server, r.Command, clipText(r.Method, 32), clipText(r.URL, maxURLBytes), r.Status, r.Received, r.SHA256, r.Complete, r.Cached})
+	text, err := json.Marshal(requestLine{r.ID, server, r.Command, n.clipText(r.Method, 32), n.clipText(r.URL, maxURLBytes), r.Status, r.Received, r.SHA256, r.Complete, r.Cached})
 	if err != nil {
 		return err
 	}
