@@ -83,7 +83,7 @@ func (t toolset) shellTools() ([]tools.Factory, error) {
 }
 
 func (t toolset) verifyTools() ([]tools.Factory, error) {
-	o := verify.Options{View: t.reader, CommandTime: t.opts.Resources.CommandTime}
+	o := verify.Options{View: t.reader, CommandTime: t.opts.Resources.CommandTime, Grace: t.opts.Grace}
 	sh, err := verify.NewShell(checker{t.exec}, o)
 	return []tools.Factory{verify.New(o), sh}, err
 }

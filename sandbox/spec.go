@@ -204,6 +204,10 @@ type Spec struct {
 // dispatcher specification, docs/internal/specification.md §8.
 const DefaultGrace = 5 * time.Second
 
+// StopTime is how long a sandbox may take after the grace period to kill a command
+// and confirm that no process is left, or to be found lost.
+const StopTime = 45 * time.Second
+
 // MountType is the kind of file system of a [Mount].
 type MountType string
 

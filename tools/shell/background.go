@@ -82,15 +82,10 @@ func formatSentence(s string) string {
 // NewKill returns a factory for the tool that ends a background command of
 // opts.Background. It uses only that option and Grace.
 func NewKill(opts Options) tools.Factory {
-	timeout := cmp.Or(opts.Grace, sandbox.DefaultGrace) + proofTime
-	return tools.NewTool(killDefinition(timeout), killTool{opts.Background}.execute)
+	return tools.NewTool(killDefinition(opts.Grace), killTool{opts.Background}.execute)
 }
 
-// proofTime bounds how long a guest may take after the grace period to confirm that
-// no process is left.
-const proofTime = 45 * time.Second
-
-func killDefinition(timeout time.Duration) tools.Definition {
+func killDefinition(grace time.Duration) tools.Definition {
 	return tools.Definition{
 		Name: KillName,
 		Description: "Ends a background command that shell started: everything that it started gets SIGTERM, what is left after a grace period " +
@@ -103,7 +98,7 @@ func killDefinition(timeout time.Duration) tools.Definition {
   "required": ["handle"],
   "additionalProperties": false
 }`),
-		Class: tools.ClassExecute, Runs: tools.PlaceSandbox, Timeout: timeout,
+		Class: tools.ClassExecute, Runs: tools.PlaceSandbox, Timeout: cmp.Or(grace, sandbox.DefaultGrace) + sandbox.StopTime,
 		Aliases:          handleAliases(),
 		Summary:          outputSummary,
 		EnabledByDefault: true,

@@ -28,6 +28,7 @@ const (
 	maxInputBytes = 4 << 10
 	defaultWait   = 2 * time.Second
 	maxWait       = time.Minute
+	inputTimeout  = maxWait + 10*time.Second // with the time to draw the screen
 )
 
 // Typing is one input of a terminal.
@@ -109,7 +110,7 @@ func (t inputTool) definition() tools.Definition {
   "required": ["handle"],
   "additionalProperties": false
 }`),
-		Class: tools.ClassExecute, Runs: tools.PlaceSandbox, Timeout: maxWait + stopMargin,
+		Class: tools.ClassExecute, Runs: tools.PlaceSandbox, Timeout: inputTimeout,
 		Aliases: aliases, Summary: typingSummary, Commands: t.commands, Typed: true, InOrder: true,
 		ActsAs:           func(json.RawMessage) []tools.Name { return []tools.Name{Name} },
 		EnabledByDefault: true,

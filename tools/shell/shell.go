@@ -23,10 +23,6 @@ const Name = tools.NameShell
 // specification.
 const DefaultTimeout = 10 * time.Minute
 
-// stopMargin is the time to kill a command and confirm its end. It makes the
-// dispatcher's timeout expire after the command's.
-const stopMargin = 10 * time.Second
-
 // Options configures the tools of this package. The zero value is useful.
 type Options struct {
 	// Timeout is both the maximum and default timeout of a command. It is at least
@@ -100,8 +96,8 @@ func newDefinition(opts Options) tools.Definition {
 	background := ""
 	if opts.Background != nil {
 		background = `,
-    "background": {"type": "boolean", "description": "Start the command, such as a server, and return a handle at once; it then runs on, without timeout_seconds for as long as the session."},
-    "terminal": {"type": "boolean", "description": "With background: on a terminal of 24 rows and 80 columns, for programs that ask or draw a screen; shell_input types."}`
+    "background": {"type": "boolean", "description": "Start the command, such as a server, and return a handle at once. It runs until it ends or the session does, or for timeout_seconds if you give it."},
+    "terminal": {"type": "boolean", "description": "Only with background: run on a terminal of 24 rows and 80 columns, for programs that ask questions or draw a screen. Type with shell_input."}`
 		aliases["run_in_background"], aliases["is_background"] = "background", "background"
 	}
 	schema := fmt.Sprintf(`{
@@ -121,7 +117,7 @@ func newDefinition(opts Options) tools.Definition {
 		InputSchema:      json.RawMessage(schema),
 		Class:            tools.ClassExecute,
 		Runs:             tools.PlaceSandbox,
-		Timeout:          opts.Timeout + opts.Grace + stopMargin,
+		Timeout:          opts.Timeout + opts.Grace + sandbox.StopTime,
 		Aliases:          aliases,
 		Paths:            inputPaths,
 		Summary:          inputCommand,
@@ -136,13 +132,13 @@ func describeTool(opts Options) string {
 		network = "with the network access that the operator allowed,"
 	}
 	text := "Runs a shell command in the session's sandbox, a container " + network + " whose workspace is " + opts.Mount + ". " +
-		"Each call gets a fresh shell (bash where there is one, else sh): variables, the current folder and background " +
-		"processes don't last from one call to the next, files do. Standard input is empty. Whatever a command leaves " +
-		"running is killed when it ends. The result gives the exit code first, then standard output and standard error " +
-		"apart; of long output you get the beginning and the end. Only the workspace, /tmp and the home folder can be written."
+		"Each call gets a fresh shell (bash if there is one, else sh): files stay, variables and the current folder don't. " +
+		"Standard input is empty. Whatever a command leaves running is killed when it ends. The result gives the exit code " +
+		"first, then standard output and standard error apart; of long output you get the beginning and the end. " +
+		"Usually, only the workspace, /tmp and the home folder can be written."
 	if opts.Background != nil {
-		text += " What has to run on, such as a server, is started with background: such a command is on its own until it ends, " +
-			"shell_kill ends it, or the session ends; shell_output gives its output so far."
+		text += " Use background for a command that must keep running, such as a server. It runs until it ends, shell_kill ends it, " +
+			"or the session ends. shell_output returns its output so far."
 	}
 	return text
 }
@@ -187,7 +183,7 @@ func (s *shellTool) Execute(ctx context.Context, call *tools.Call) (tools.Output
 	cmd.NoLinks = call.Asked && in.Dir != ""
 	cmd.CallID = call.ID
 	if in.Terminal && !in.Background {
-		return tools.Output{}, refusalError("bad_input", "The command did not run: terminal is for a command that runs on; give background too.")
+		return tools.Output{}, refusalError("bad_input", "The command did not run: terminal needs background; give background too.")
 	}
 	if in.Background {
 		if in.Terminal {
@@ -347,6 +343,7 @@ type Result struct {
 	// may reach; both are empty if nothing was refused. They are safe for display.
 	Refused []Refused
 	Allowed []string
+	// Offline is set if the session's commands have no network.
 	Offline bool
 	// Notice is a sentence about the sandbox for the model, or "".
 	Notice         string
@@ -360,8 +357,8 @@ type Refused struct {
 	Count  int    `json:"count"`
 }
 
-// KilledProcesses returns the number of processes that had to be killed. After the
-// command's exit that includes those for which SIGTERM was enough.
+// KilledProcesses returns the number of processes that had to be killed. If the
+// command left them running, it includes those that SIGTERM ended.
 func (r Result) KilledProcesses() int {
 	if r.Kill.AfterExit {
 		return max(r.Kill.Terminated, r.Kill.Killed)

@@ -202,7 +202,7 @@ func TestOwnTimeoutComesFirst(t *testing.T) {
 	for _, grace := range []time.Duration{0, time.Minute} {
 		synctest.Test(t, func(t *testing.T) {
 			d, events := dispatcherFor(t, runnerFunc(func(ctx context.Context, cmd Command) (Result, error) {
-				const killAndProof = 5 * time.Second
+				const killAndProof = 40 * time.Second
 				select {
 				case <-time.After(cmd.Timeout + max(grace, sandbox.DefaultGrace) + killAndProof):
 					return Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, Signal: 9, TimedOut: true}}}, nil
@@ -245,7 +245,7 @@ func TestDescriptionFollowsTheOptions(t *testing.T) {
 			t.Errorf("description lacks %q: %s", part, def.Description)
 		}
 	}
-	if !strings.Contains(string(def.InputSchema), `"maximum": 90`) || def.Timeout != 105*time.Second || def.Class != tools.ClassExecute || def.Runs != tools.PlaceSandbox {
+	if !strings.Contains(string(def.InputSchema), `"maximum": 90`) || def.Timeout != 140*time.Second || def.Class != tools.ClassExecute || def.Runs != tools.PlaceSandbox {
 		t.Errorf("definition %+v", def)
 	}
 }

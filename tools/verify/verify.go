@@ -2,6 +2,7 @@ package verify
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/policy"
 	"github.com/caisson-run/caisson/tools/workspace"
@@ -21,14 +23,8 @@ const (
 	ShellName tools.Name = "verify_shell"
 )
 
-// Defaults of [Options].
-const (
-	// DefaultCommandTime is the default of Options.CommandTime.
-	DefaultCommandTime = 10 * time.Minute
-	// stopMargin is added to it for the dispatcher's timeout. It is the time to
-	// stop a command and confirm its end.
-	stopMargin = 30 * time.Second
-)
+// DefaultCommandTime is the default of Options.CommandTime.
+const DefaultCommandTime = 10 * time.Minute
 
 // Options configure the tools.
 type Options struct {
@@ -38,6 +34,9 @@ type Options struct {
 	// CommandTime limits all commands of one call, by default to
 	// [DefaultCommandTime].
 	CommandTime time.Duration
+	// Grace is the time between SIGTERM and SIGKILL, as of the runner. Zero means
+	// [sandbox.DefaultGrace].
+	Grace time.Duration
 }
 
 // New returns a factory for verify, which runs no commands.
@@ -54,7 +53,7 @@ func NewShell(r commandRunner, o Options) (tools.Factory, error) {
 	if o.CommandTime < time.Second {
 		return nil, fmt.Errorf("make verify_shell tool: command time is %v, must be at least 1s", o.CommandTime)
 	}
-	return newFactory(newShellDefinition(o.CommandTime), engine{view: o.View, runner: r, commandTime: o.CommandTime}), nil
+	return newFactory(newShellDefinition(o), engine{view: o.View, runner: r, commandTime: o.CommandTime}), nil
 }
 
 func newFactory(def tools.Definition, e engine) tools.Factory {
@@ -84,7 +83,7 @@ func newDefinition() tools.Definition {
 	}
 }
 
-func newShellDefinition(commandTime time.Duration) tools.Definition {
+func newShellDefinition(o Options) tools.Definition {
 	return tools.Definition{
 		Name: ShellName,
 		Description: checksDescription + ", and shell (cmd, a command line that is run in the sandbox, in the workspace; it must end with expect_exit, " +
@@ -94,8 +93,8 @@ func newShellDefinition(commandTime time.Duration) tools.Definition {
         "expect_exit": {"type": "integer", "minimum": 0, "maximum": 255, "description": "shell: the exit code; 0 when left out."},
         "expect_stdout_contains": {"type": "string", "description": "shell: what its standard output must hold."},
         "timeout_seconds": {"type": "integer", "minimum": 1, "maximum": %d, "description": "shell: seconds after which the command is stopped."}`,
-			int64(commandTime/time.Second)), kindShell),
-		Class: tools.ClassExecute, Runs: tools.PlaceSandbox, Timeout: commandTime + stopMargin,
+			int64(o.CommandTime/time.Second)), kindShell),
+		Class: tools.ClassExecute, Runs: tools.PlaceSandbox, Timeout: o.CommandTime + cmp.Or(o.Grace, sandbox.DefaultGrace) + sandbox.StopTime,
 		Paths: inputPaths, Summary: summarizeInput, Commands: inputCommands, ActsAs: actsAs(tools.NameShell), EnabledByDefault: true,
 	}
 }
