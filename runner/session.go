@@ -221,9 +221,10 @@ func (s *Session) endRepeating(path string) {
 func (s *Session) newTracker(images *changes.Preimages) (tracker.Tracker, error) {
 	w := s.opts.Workspace
 	o := tracker.Options{
-		Session: s.opts.Dir.Session, Dir: s.dir, Path: w.Path, Workspace: w.Dir, Original: s.original, Sandbox: s.sandbox, Images: images, NoDiffs: s.opts.NoDiffs, Log: s.log,
+		CreateOptions: overlay.CreateOptions{Session: s.opts.Dir.Session, Path: w.Path, Workspace: w.Dir},
+		Dir:           s.dir, Original: s.original, Sandbox: s.sandbox, Images: images, NoDiffs: s.opts.NoDiffs, Log: s.log,
 		Submounts: s.opts.Submounts, Git: s.opts.Git, Change: s.exec.ApplyAnywhere, Warn: s.events.recordWarning, Repeated: s.endRepeating,
-		User: s.opts.User.Name, Force: s.opts.Force, Mode: s.opts.Mode, CopyBytes: s.opts.CopyBytes, CopyEntries: s.opts.CopyEntries,
+		User: s.opts.User.Name, Force: s.opts.Force, Mode: s.opts.Mode,
 	}
 	switch from := s.opts.from; {
 	case from != nil && from.changed != nil:
@@ -306,12 +307,13 @@ func variableNames(env []string) []string {
 }
 
 func (s *Session) sandboxSpec() sandbox.Spec {
+	o, w := &s.opts, s.opts.Workspace
 	spec := sandbox.Spec{
-		Session: s.opts.Dir.Session, Setup: s.opts.Setup, Workspace: s.opts.Workspace.sandboxSpec(s.opts.Target, s.opts.Submounts),
-		Homes: serverHomes(s.servers), Dir: filepath.Join(s.dir, sessiondir.SandboxDir), Notify: s.opts.Notify,
-		Mounts: slices.Concat(s.opts.Mounts, s.caches.Mounts), Env: slices.Concat(s.caches.Env, s.opts.Env), Egress: s.network.Plan(),
+		Session: o.Dir.Session, Setup: o.Setup, Homes: serverHomes(s.servers), Dir: filepath.Join(s.dir, sessiondir.SandboxDir), Notify: o.Notify,
+		Mounts: slices.Concat(o.Mounts, s.caches.Mounts), Env: slices.Concat(s.caches.Env, o.Env), Egress: s.network.Plan(),
+		Workspace: sandbox.Workspace{Path: w.Path, Dir: w.Dir, Target: o.Target, Submounts: o.Submounts, CopyBytes: o.CopyBytes, CopyEntries: o.CopyEntries},
 	}
-	spec.Resources = sandboxResources(s.opts.Resources, s.servers)
+	spec.Resources = sandboxResources(o.Resources, s.servers)
 	return spec
 }
 

@@ -10,7 +10,6 @@ import (
 	"syscall"
 
 	"github.com/caisson-run/caisson/runner/sessiondir"
-	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -251,7 +250,3 @@ func (w *Workspace) CheckOwner(callerOwnsFiles bool) error {
 func mayOwn(owner, self int, accept bool) bool { return owner == self || self == 0 || accept }
 
 func fileOwner(info fs.FileInfo) int { return int(info.Sys().(*syscall.Stat_t).Uid) }
-
-func (w *Workspace) sandboxSpec(target string, submounts []string) sandbox.Workspace {
-	return sandbox.Workspace{Path: w.Path, Dir: w.Dir, Target: target, Submounts: submounts}
-}

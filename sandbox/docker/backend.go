@@ -115,8 +115,9 @@ func New(o Options) (*Backend, error) {
 	}
 	b := &Backend{options: o, connection: connection{endpoint: e, times: defaultDeadlines()}}
 	b.lifecycle = lifecycle.New(lifecycle.Options{
-		Name: Name, StateDir: o.StateDir, GuestPath: o.GuestPath, Protect: o.Protect, HostImage: o.HostImage, Images: o.Images,
-		Semaphore: admission.New(admissionOptions(e, o.StateDir)), Copies: true, Remote: !e.isLocal(), EngineMounts: e.isLocal(), EngineSocket: strings.TrimPrefix(e.host, "unix://"), GIDBase: markGIDs, Probe: true, Silence: silence, Logger: o.Logger,
+		BackendOptions: workmount.BackendOptions{StateDir: o.StateDir, Protect: o.Protect, EngineMounts: e.isLocal(), EngineSocket: strings.TrimPrefix(e.host, "unix://")},
+		Name:           Name, GuestPath: o.GuestPath, HostImage: o.HostImage, Images: o.Images,
+		Semaphore: admission.New(admissionOptions(e, o.StateDir)), Copies: true, Remote: !e.isLocal(), GIDBase: markGIDs, Probe: true, Silence: silence, Logger: o.Logger,
 	}, driver{b})
 	if b.self, err = b.lifecycle.Owner(); err != nil {
 		return nil, fmt.Errorf("make docker backend: %w", err)

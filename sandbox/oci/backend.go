@@ -11,6 +11,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/admission"
 	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
+	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
 // Backend creates sandboxes with one OCI runtime. It need not be closed,
@@ -39,9 +40,10 @@ func New(o Options) (*Backend, error) {
 		runtime: &runtimeClient{path: o.RuntimePath, root: filepath.Join(o.StateDir, "oci", string(o.Kind)), cache: lifecycle.CacheDir(o.StateDir), flags: t.flags, log: log},
 	}
 	b.lifecycle = lifecycle.New(lifecycle.Options{
-		Name: b.Name(), StateDir: o.StateDir, GuestPath: o.GuestPath, Protect: o.Protect, HostImage: o.Host, Images: o.Images,
-		Semaphore:    admission.New(admission.Options{StateDir: o.StateDir, Group: "oci", Memory: admission.ReadMemory}),
-		RuntimeJoins: b.rootless, StartTime: o.StartTime, DestroyTime: destroyTime,
+		BackendOptions: workmount.BackendOptions{StateDir: o.StateDir, Protect: o.Protect, RuntimeJoins: b.rootless},
+		Name:           b.Name(), GuestPath: o.GuestPath, HostImage: o.Host, Images: o.Images,
+		Semaphore: admission.New(admission.Options{StateDir: o.StateDir, Group: "oci", Memory: admission.ReadMemory}),
+		StartTime: o.StartTime, DestroyTime: destroyTime,
 		GIDBase: gidBase, Copies: t.ownKernel, LowPorts: !t.ownKernel, Probe: o.Probe, Logger: log,
 	}, driver{b})
 	return b, nil

@@ -9,6 +9,7 @@ import (
 
 	"github.com/caisson-run/caisson/runner/internal/livesandbox"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/sandbox/overlay"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -29,8 +30,8 @@ func newTestBind(t *testing.T, dir string) (path string, b *bindTracker) {
 	box := livesandbox.New(t.Context(), livesandbox.Options{})
 	box.MarkTouched()
 	b = newBind(Options{
-		Session: "ses_1", Dir: dir, Workspace: opened, Path: path, Original: reader, Sandbox: box, Log: zap.NewNop(),
-		Warn: func(string) {},
+		CreateOptions: overlay.CreateOptions{Session: "ses_1", Path: path, Workspace: opened},
+		Dir:           dir, Original: reader, Sandbox: box, Log: zap.NewNop(), Warn: func(string) {},
 	}, func() error { return nil })
 	return path, b
 }

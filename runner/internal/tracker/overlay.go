@@ -66,9 +66,7 @@ type overlayTracker struct {
 // NewOverlay makes an overlay's layers and returns its tracker. The error is a
 // [state.DirError].
 func NewOverlay(o Options) (Tracker, error) {
-	layers, err := overlay.Create(filepath.Join(o.Dir, sessiondir.OverlayDir), overlay.CreateOptions{
-		Session: o.Session, Path: o.Path, Workspace: o.Workspace,
-	})
+	layers, err := overlay.Create(filepath.Join(o.Dir, sessiondir.OverlayDir), o.CreateOptions)
 	if err != nil {
 		return nil, &state.DirError{Path: o.Dir, Reason: "can't hold the layers of an overlay: " + err.Error(), Err: err}
 	}
@@ -78,9 +76,7 @@ func NewOverlay(o Options) (Tracker, error) {
 // ReopenOverlay returns the tracker of a resumed session and the state of its changes, which
 // still exist only if they are kept. Errors are as for [overlay.Reopen].
 func ReopenOverlay(o Options) (Tracker, overlay.State, error) {
-	layers, state, err := overlay.Reopen(filepath.Join(o.Dir, sessiondir.OverlayDir), overlay.CreateOptions{
-		Session: o.Session, Path: o.Path, Workspace: o.Workspace,
-	})
+	layers, state, err := overlay.Reopen(filepath.Join(o.Dir, sessiondir.OverlayDir), o.CreateOptions)
 	if err != nil {
 		return nil, "", err
 	}
@@ -113,7 +109,6 @@ func (o *overlayTracker) PrepareSpec(ctx context.Context, spec *sandbox.Spec) {
 		_ = o.WaitRecorded(ctx)
 	}
 	spec.Workspace.Mode, spec.Workspace.Layers, spec.Workspace.Lowers = o.Mode, o.layers.Dir(), o.layers.Lowers()
-	spec.Workspace.CopyBytes, spec.Workspace.CopyEntries = o.CopyBytes, o.CopyEntries
 }
 
 // Freeze freezes what the session has changed, and reports whether it could change

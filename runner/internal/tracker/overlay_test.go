@@ -72,8 +72,8 @@ func (b *overlayBench) options(t *testing.T, session string, mode sandbox.Worksp
 	box := livesandbox.New(t.Context(), livesandbox.Options{})
 	box.MarkTouched()
 	return Options{
-		Session: session, Dir: state, Workspace: dir, Path: b.original, Original: reader, Sandbox: box,
-		Images: changes.NewPreimages(state), Log: zap.NewNop(), Mode: mode,
+		CreateOptions: overlay.CreateOptions{Session: session, Path: b.original, Workspace: dir},
+		Dir:           state, Original: reader, Sandbox: box, Images: changes.NewPreimages(state), Log: zap.NewNop(), Mode: mode,
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"sync/atomic"
 	"time"
 
@@ -17,6 +16,7 @@ import (
 	"github.com/caisson-run/caisson/runner/internal/livesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/overlay"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -115,13 +115,11 @@ func (r *recording) isDone() bool {
 // Options configures a tracker. The second group is for [NewBind], the third for [NewOverlay]; all
 // others are required.
 type Options struct {
-	// Session is the session's id and Dir its directory.
-	Session, Dir string
-	// Workspace is the opened directory, Path its path, and Original reads it.
-	Workspace *os.File
-	Path      string
-	Original  *workspace.Reader
-	Sandbox   *livesandbox.Sandbox
+	overlay.CreateOptions
+	// Dir is the session's directory. Original reads the workspace.
+	Dir      string
+	Original *workspace.Reader
+	Sandbox  *livesandbox.Sandbox
 	// Target is a directory's mount point, for [WithMounts].
 	Target string
 	// Images are the files that tools changed, as they were before. NoDiffs makes no diffs in
@@ -139,9 +137,8 @@ type Options struct {
 	// Repeated is as in [quarantine.Options].
 	Repeated func(path string)
 
-	// Mode is overlay or copy. CopyBytes and CopyEntries bound a copy.
-	Mode                   sandbox.WorkspaceMode
-	CopyBytes, CopyEntries int64
+	// Mode is overlay or copy.
+	Mode sandbox.WorkspaceMode
 	// User is recorded as the user who applies the changes. Closing Force stops that.
 	User  string
 	Force <-chan struct{}

@@ -24,13 +24,11 @@ import (
 // Options configures a [Backend]. Name, StateDir, GuestPath, Semaphore and
 // GIDBase are required.
 type Options struct {
+	workmount.BackendOptions
 	// Name is the backend's name in configuration and records.
-	Name     string
-	StateDir string
+	Name string
 	// GuestPath is the guest's binary on this machine.
 	GuestPath string
-	// Protect names directories that no workspace may be or contain.
-	Protect []string
 	// HostImage configures the image "host". UID and GID are set at each start.
 	HostImage host.Options
 	// Images provides images other than host, rootfs and the engine's own; nil
@@ -38,9 +36,6 @@ type Options struct {
 	Images images.Source
 	// Semaphore limits starts.
 	Semaphore *admission.Semaphore
-	// EngineMounts, RuntimeJoins and EngineSocket are for workmount.Prepare.
-	EngineMounts, RuntimeJoins bool
-	EngineSocket               string
 	// StartTime bounds a start from its admission on, and DestroyTime one
 	// Destroy. Zero means no limit besides the driver's own.
 	StartTime, DestroyTime time.Duration

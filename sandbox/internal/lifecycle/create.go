@@ -136,9 +136,9 @@ func (s *Sandbox) prepareMounts(ctx context.Context) error {
 	var both errgroup.Group
 	both.Go(func() (err error) {
 		s.prep.Mounts, err = workmount.Prepare(ctx, workmount.Options{
-			Workspace: spec.Workspace, Git: spec.Git, Further: s.prep.furtherMounts(), Dir: spec.Dir, StateDir: b.StateDir, Protect: b.Protect,
+			BackendOptions: b.BackendOptions, Workspace: spec.Workspace, Git: spec.Git, Further: s.prep.furtherMounts(), Dir: spec.Dir,
 			Cleanup: s.prep.Cleanup, Holder: s.prep.Guest.Path, UserNamespaces: &b.namespaces, CallerOwnsFiles: spec.CallerOwnsFiles,
-			Identity: usual.Workspace, EngineMounts: b.EngineMounts, EngineSocket: b.EngineSocket, RuntimeJoins: b.RuntimeJoins, Log: s.prep.Log,
+			Identity: usual.Workspace, Log: s.prep.Log,
 		})
 		return err
 	})

@@ -119,7 +119,7 @@ func newFake(t *testing.T, d *fakeDriver) (*Backend, sandbox.Spec) {
 	held, err := os.Open(work)
 	must(t, err)
 	t.Cleanup(func() { held.Close() })
-	b := New(Options{Name: "fake", StateDir: state, GuestPath: program, Semaphore: semaphore, GIDBase: 1 << 30, StartTime: time.Minute, Logger: zaptest.NewLogger(t)}, d)
+	b := New(Options{BackendOptions: workmount.BackendOptions{StateDir: state}, Name: "fake", GuestPath: program, Semaphore: semaphore, GIDBase: 1 << 30, StartTime: time.Minute, Logger: zaptest.NewLogger(t)}, d)
 	t.Cleanup(b.Close)
 	return b, sandbox.Spec{
 		Session: "ses_1", Setup: sandbox.Setup{Image: images.Reference{Scheme: images.SchemeHost}, Resources: limits.DefaultResources()}, Dir: dir,

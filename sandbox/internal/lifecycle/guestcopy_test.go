@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 	"github.com/caisson-run/caisson/sandbox/internal/worktest"
 	"github.com/caisson-run/caisson/sandbox/programs"
 )
@@ -17,7 +18,7 @@ func TestCopyGuestToNoExec(t *testing.T) {
 	source := filepath.Join(t.TempDir(), "guest")
 	must(t, os.WriteFile(source, []byte("#!/bin/false\n"), 0o755))
 	worktest.RunOnNoExec(t, func(dir string) {
-		b := Backend{Options: Options{GuestPath: source, StateDir: dir}}
+		b := Backend{Options: Options{BackendOptions: workmount.BackendOptions{StateDir: dir}, GuestPath: source}}
 		for range 2 {
 			_, err := b.copyGuest()
 			if !errors.Is(err, sandbox.ErrUnavailable) || !errors.As(err, new(*programs.NoExecError)) {

@@ -19,9 +19,31 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
+// BackendOptions are the same for all workspaces of a backend.
+type BackendOptions struct {
+	// StateDir is Caisson's state directory. A workspace that is, contains or
+	// lies in it is refused, unless it lies in sandbox.WorkspacesDir.
+	StateDir string
+	// Protect names more directories, such as the user's home. A workspace that
+	// is or contains one of them is refused. Missing ones are ignored.
+	Protect []string
+	// EngineSocket is the path of the engine's socket, or "". A further mount
+	// must not contain it.
+	EngineSocket string
+	// EngineMounts reports that an engine can mount an overlay if this process
+	// may not: Prepare then returns a [Volume]. Otherwise it refuses the
+	// overlay.
+	EngineMounts bool
+	// RuntimeJoins reports that the runtime can be started with
+	// [MountNamespace.WrapCommand], if this process may mount only in its own
+	// user namespace.
+	RuntimeJoins bool
+}
+
 // Options configures [Prepare]. Workspace, Dir, StateDir, Cleanup, Holder,
 // UserNamespaces and Log are required.
 type Options struct {
+	BackendOptions
 	// Workspace is the directory, which the caller keeps open until after
 	// Close.
 	Workspace sandbox.Workspace
@@ -30,17 +52,8 @@ type Options struct {
 	// Further are the further mounts, parents first. The runtime mounts tmpfs;
 	// Prepare only makes tmpfs mount points in scratch directories.
 	Further []sandbox.Mount
-	// EngineSocket is the path of the engine's socket, or "". A further mount
-	// must not contain it.
-	EngineSocket string
 	// Dir is the session's own directory, below StateDir.
 	Dir string
-	// StateDir is Caisson's state directory. A workspace that is, contains or
-	// lies in it is refused, unless it lies in sandbox.WorkspacesDir.
-	StateDir string
-	// Protect names more directories, such as the user's home. A workspace that
-	// is or contains one of them is refused. Missing ones are ignored.
-	Protect []string
 	// Cleanup is the session's cleanup list. Mounts, directories and
 	// placeholders are added to it before they are made.
 	Cleanup *ownership.CleanupList
@@ -54,14 +67,6 @@ type Options struct {
 	// CallerOwnsFiles accepts that new files belong to the user who runs
 	// Caisson although another owns the workspace.
 	CallerOwnsFiles bool
-	// EngineMounts reports that an engine can mount an overlay if this process
-	// may not: Prepare then returns a [Volume]. Otherwise it refuses the
-	// overlay.
-	EngineMounts bool
-	// RuntimeJoins reports that the runtime can be started with
-	// [MountNamespace.WrapCommand], if this process may mount only in its own
-	// user namespace.
-	RuntimeJoins bool
 	// Log receives errors that can't be returned.
 	Log *zap.Logger
 
