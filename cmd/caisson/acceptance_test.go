@@ -98,9 +98,9 @@ func TestNothingHostileReachesATerminal(t *testing.T) {
 			all := map[string]string{"run": shown}
 			for name, args := range map[string][]string{
 				"trace ls": {"trace", "ls"}, "trace show": {"trace", "show", id}, "diff": {"diff", id}, "diff stat": {"diff", "--stat", id}, "apply": {"apply", "--dry-run", id},
-				"sandbox ls": {"sandbox", "ls"}, "approvals": {"approvals", "list"},
+				"sandbox ls": {"sandbox", "ls"}, "approvals": {"approvals", "ls"},
 				"diff json": {"diff", "--json", id}, "apply json": {"apply", "--dry-run", "--json", id}, "trace show json": {"trace", "show", "--json", id},
-				"skills": {"skills", "list", "--workspace", w.dir}, "skills json": {"skills", "list", "--json", "--workspace", w.dir},
+				"skills": {"skills", "ls", "--workspace", w.dir}, "skills json": {"skills", "ls", "--json", "--workspace", w.dir},
 				"skill": {"skills", "show", "--workspace", w.dir, "theirs"}, "skill json": {"skills", "show", "--json", "--workspace", w.dir, "theirs"},
 				"trace show kind": {"trace", "show", "--kind", "tool.called", id}, "trace ls json": {"trace", "ls", "--json"},
 			} {

@@ -27,7 +27,7 @@ const defaultPhraseTool = "shell"
 
 type approvalFlags struct {
 	Tool      string `flag:"tool" doc:"a tool: its name, or the form that models write (server__tool)"`
-	Workspace string `flag:"workspace" doc:"directory of the workspace (default: the working directory; for list and --all, every workspace)"`
+	Workspace string `flag:"workspace" doc:"directory of the workspace (default: the working directory; for ls and --all, every workspace)"`
 	JSON      bool   `flag:"json" doc:"write JSON"`
 }
 
@@ -43,9 +43,9 @@ A change takes effect at once, also in running sessions.`,
 func newApprovalsListCommand(a *app) *cobra.Command {
 	var f approvalFlags
 	return newCommand(&cobra.Command{
-		Use: "list [flags]", Short: "List lasting approvals and refusals", Args: noArgs,
+		Use: "ls [flags]", Aliases: []string{"list"}, Short: "List lasting approvals and refusals", Args: noArgs,
 		Long:    "List the stored answers of every workspace, or of one tool or workspace. It is no error if there are none.\n",
-		Example: "  caisson approvals list\n  caisson approvals list --tool shell --workspace .",
+		Example: "  caisson approvals ls\n  caisson approvals ls --tool shell --workspace .",
 		RunE: func(*cobra.Command, []string) error {
 			match, err := f.grantFilter(a.environ, "")
 			if err != nil {
@@ -63,7 +63,7 @@ func newApprovalsRevokeCommand(a *app) *cobra.Command {
 	}
 	return newCommand(&cobra.Command{
 		Use: "revoke [flags] [PHRASE]", Short: "Revoke lasting approvals and refusals", Args: wantArgs(0, 1, "one phrase, in quotes"),
-		Long: `Revoke the stored answers for one command (PHRASE, as list shows it), for a tool (--tool), or with --all
+		Long: `Revoke the stored answers for one command (PHRASE, as ls shows it), for a tool (--tool), or with --all
 for every command of a tool or a workspace. --all needs --tool or --workspace; "*" means all of them.
 
 Without --workspace, a PHRASE or a tool is revoked in the working directory, and --all --tool in every
@@ -215,7 +215,7 @@ func storedForm(phrase string) string {
 }
 
 func nothingMatched(list []approval.Grant, named func(approval.Grant) bool, args []string) error {
-	hint := "caisson approvals list shows what is stored."
+	hint := "caisson approvals ls shows what is stored."
 	others := 0
 	for _, g := range list {
 		if named(g) {
@@ -226,7 +226,7 @@ func nothingMatched(list []approval.Grant, named func(approval.Grant) bool, args
 	case others > 0 && len(args) == 0:
 		hint = fmt.Sprintf("Its %d stored answers are about commands: name one, or revoke all of them with --all.", others)
 	case others > 0:
-		hint = fmt.Sprintf("There are %d others. A phrase must match the whole command; caisson approvals list shows them.", others)
+		hint = fmt.Sprintf("There are %d others. A phrase must match the whole command; caisson approvals ls shows them.", others)
 	}
 	return newFailure(exitFailed, nil, "nothing matched, and nothing was revoked", hint)
 }

@@ -110,7 +110,7 @@ func TestCIRunnersObeyNothing(t *testing.T) {
 				{"apply", "--dry-run", id},
 				{"apply", "--json", id},
 				{"sandbox", "ls"},
-				{"approvals", "list"},
+				{"approvals", "ls"},
 				{"doctor"},
 				{"version"},
 				{"::error::x"},

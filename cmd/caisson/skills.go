@@ -16,7 +16,7 @@ import (
 )
 
 const skillsLong = "Show the skills that a session on the workspace can load: directories with a SKILL.md in .agents/skills and\n" +
-	".claude/skills of the workspace, in skills beside your configuration, and in skill_dirs.\n"
+	".claude/skills of the workspace, in ~/.config/caisson/skills, and in skill_dirs.\n"
 
 func newSkillsCommand(a *app) *cobra.Command {
 	return newGroup(&cobra.Command{Use: "skills", Short: "List and show the skills that the model can load", Long: skillsLong},
@@ -37,9 +37,9 @@ type foundSkills struct {
 func newSkillsListCommand(a *app) *cobra.Command {
 	var f skillFlags
 	return newCommand(&cobra.Command{
-		Use: "list [flags]", Short: "List the skills, and those that can't be used", Args: noArgs,
-		Long:    skillsLong + "\nStandard error lists the skills that can't be used, and why. No sandbox and no model is needed.\n",
-		Example: "  caisson skills list\n  caisson skills list --workspace ./project --json",
+		Use: "ls [flags]", Aliases: []string{"list"}, Short: "List the skills, and those that can't be used", Args: noArgs,
+		Long:    skillsLong + "\nStandard error lists the skills that can't be used, and why. The command needs no sandbox and no model.\n",
+		Example: "  caisson skills ls\n  caisson skills ls --workspace ./project --json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			found, err := f.findSkills(cmd.Context(), a)
 			if err != nil {
@@ -79,7 +79,7 @@ func newSkillsShowCommand(a *app) *cobra.Command {
 					return a.show(f.JSON, s, func(p *page) { describeSkill(p, s) })
 				}
 			}
-			return newFailure(exitInput, nil, fmt.Sprintf("there is no skill %q", args[0]), "caisson skills list lists the skills, and those that can't be used.")
+			return newFailure(exitInput, nil, fmt.Sprintf("there is no skill %q", args[0]), "caisson skills ls lists the skills, and those that can't be used.")
 		},
 	}, &f, usesConfig|usesInput, nil)
 }
@@ -132,7 +132,7 @@ func describeSkill(p *page, s skill.Info) {
 	p.line("sha256 %s", s.SHA256)
 	p.line("tools while it is loaded: %s", skillTools(s))
 	if len(s.Unknown) > 0 {
-		p.line("dropped, no tools here: %s", strings.Join(s.Unknown, " "))
+		p.line("unknown tools, ignored: %s", strings.Join(s.Unknown, " "))
 	}
 	if len(s.Patterns) > 0 {
 		p.line("patterns that are not enforced: %s", strings.Join(s.Patterns, " "))
