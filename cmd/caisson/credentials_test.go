@@ -24,6 +24,9 @@ func TestCredentialsInURLs(t *testing.T) {
 	defer failing.Close()
 	host := strings.TrimPrefix(failing.URL, "http://")
 	task := "say correct-horse-9 and s3cret-user-8:pass%77ord-11"
+	// hidden are words of the task that an address makes secret. Records and logs don't
+	// have them.
+	hidden := map[string]string{"proxy": "correct-horse-9", "engine, ssh": "pass%77ord-11"}
 	for name, tc := range map[string]struct {
 		env    []string
 		config string
@@ -79,7 +82,11 @@ func TestCredentialsInURLs(t *testing.T) {
 			shown := false
 			for where, text := range all {
 				shown = shown || strings.Contains(text, tc.shown)
-				for _, secret := range []string{"hunter2-in", "%68unter2-in", "password-11", "pass%77ord-11@"} {
+				secrets := []string{"hunter2-in", "%68unter2-in", "password-11"}
+				if word, ok := hidden[name]; ok && filepath.IsAbs(where) {
+					secrets = append(secrets, word)
+				}
+				for _, secret := range secrets {
 					if strings.Contains(text, secret) {
 						t.Errorf("%s (status %d) holds %s:\n%s", where, status, secret, text)
 					}

@@ -331,6 +331,9 @@ func TestRejected(t *testing.T) {
 	if got := describeRejected(whole); !strings.HasPrefix(got, "3 items: too") || strings.Contains(got, "\x1b") {
 		t.Errorf("%q", got)
 	}
+	if got := describeRejected([]byte{10, 2, 8, 1}); got != "1 item" {
+		t.Errorf("without a text: %q", got)
+	}
 	for n := range whole {
 		_ = describeRejected(whole[:n])
 	}

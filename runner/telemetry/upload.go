@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -17,6 +18,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
@@ -79,8 +81,8 @@ func (e *endpoint) postMessage(ctx context.Context, m proto.Message) error {
 	}
 }
 
-// postOnce sends a body once. wait is the time before it must be sent again, or
-// negative.
+// postOnce sends a body once. If it must be sent again, wait is the time to wait
+// first; otherwise wait is negative.
 func (e *endpoint) postOnce(ctx context.Context, body []byte) (wait time.Duration, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, e.url.String(), bytes.NewReader(body))
 	if err != nil {
@@ -156,8 +158,11 @@ func describeRejected(answer []byte) string {
 	if count == 0 {
 		return "" // a text alone is a notice
 	}
-	safe, _ := tools.Display(tools.Elide(string(text), 200))
-	return fmt.Sprintf("%d items: %s", count, safe)
+	rejected := limits.FormatCount(int(min(count, math.MaxInt)), "item")
+	if safe, _ := tools.Display(tools.Elide(string(text), 200)); safe != "" {
+		rejected += ": " + safe
+	}
+	return rejected
 }
 
 type traceClient struct{ *endpoint }

@@ -78,7 +78,7 @@ func TestTextIsBounded(t *testing.T) {
 				if truncated != cut || !cut && len(entries) != c.all || cut && (len(entries) == 0 || len(entries) >= c.all) {
 					t.Errorf("%s: %d of %d entries, truncated %v", name, len(entries), c.all, truncated)
 				}
-				// An entry takes some 128 bytes, and appending twice that.
+				// An entry takes about 128 bytes, and append may allocate twice as much.
 				if cut && grown > 4<<20 {
 					t.Errorf("%s: %d bytes are held", name, grown)
 				}

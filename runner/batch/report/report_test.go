@@ -85,7 +85,8 @@ func parse(t testing.TB, page string) *html.Node {
 	return doc
 }
 
-// TestSamples writes pages with 1 and with 2,000 trials for people to look at.
+// TestSamples renders pages with 1 and with 2,000 trials. With CAISSON_SAMPLE_REPORTS,
+// it writes them to that directory for people to look at.
 func TestSamples(t *testing.T) {
 	for _, c := range []struct {
 		name            string
@@ -111,7 +112,8 @@ func TestSamples(t *testing.T) {
 	}
 }
 
-// TestFigures: each figure has its denominator, and what no rate counts is named.
+// TestFigures: each figure has its denominator, and the page names the trials that no
+// rate counts.
 func TestFigures(t *testing.T) {
 	s, _ := newSample(1, 1)
 	s.Attempts, s.Tasks = 2, nil
@@ -248,14 +250,14 @@ func TestHostileTextIsText(t *testing.T) {
 				t.Errorf("the page has something of the text (-word +hostile):\n%s", diff)
 			}
 			if _, hidden := tools.DisplayLines(page); hidden {
-				t.Error("characters that are not seen are in the page")
+				t.Error("the page has invisible characters")
 			}
 			if strings.Contains(page, "ZgotmplZ") {
 				t.Error("a text is where a browser could obey it, and was replaced")
 			}
 			naive := strings.ReplaceAll(word, "word", text)
 			if strings.ContainsAny(text, "<") && cmp.Equal(want, shapeOf(t, naive)) {
-				t.Error("the test does not see this text where it is not escaped")
+				t.Error("control: the unescaped text leaves the page's shape unchanged")
 			}
 		})
 	}

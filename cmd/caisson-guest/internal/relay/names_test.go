@@ -2,9 +2,9 @@ package relay
 
 import "testing"
 
-// TestTurns checks that a port with many queries delays others' by one at most,
-// that many such ports leave room for more, and that waiting queries are
-// bounded.
+// TestTurns checks that a port with many queries delays a query of another port
+// by at most one turn, that many such ports leave room for others, and that the
+// number of waiting queries is bounded.
 func TestTurns(t *testing.T) {
 	const most = maxWaiting / portShare
 	q := newTurns()
