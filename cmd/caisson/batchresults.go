@@ -233,9 +233,11 @@ func newBatchCompareCommand(a *app) *cobra.Command {
 	}
 	return newCommand(&cobra.Command{
 		Use: "compare [flags] A B", Short: "Compare two agents on the tasks that both have attempted", Args: wantArgs(2, 2, "two directories of results, or DIR:AGENT"),
-		Long: `Compare two agents, paired by task: tasks in both batches with equal checksums and at least one judged
-trial a side. Attempts at one task are averaged. With several attempts the 95 % t-interval over tasks
-decides, with one attempt McNemar's exact test. The output lists the tasks that are left out.
+		Long: `Compare two agents on the tasks that both batches have, with equal checksums and at least one judged
+trial on each side. Attempts at one task are averaged. With several attempts, the 95 % t-interval of
+the difference over tasks decides whether one agent is better. With one attempt each, with a single
+task, or if the difference is the same on all tasks, McNemar's exact test decides. The output lists
+the tasks that are left out.
 
 A and B are directories of results with one agent, or DIR:AGENT.
 `,

@@ -26,8 +26,8 @@ func newCachesListCommand(a *app) *cobra.Command {
 		Use: "ls [flags]", Short: "List the caches of workspaces", Args: noArgs,
 		Long: `List the build tool caches that sessions keep, below $XDG_STATE_HOME/caisson/caches.
 
-Each workspace has its own (caches in the configuration names them). USED is when the last session
-that used them ended, or "now" if one is running.
+Each workspace has its own caches; the setting caches names them. USED is when the last session that
+used them ended, or "now" while one runs.
 `,
 		Example: "  caisson caches ls\n  caisson caches ls --json | jq -r '.[].workspace'",
 		RunE: func(*cobra.Command, []string) error {

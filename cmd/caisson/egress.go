@@ -25,7 +25,7 @@ import (
 func newEgressCommand(a *app) *cobra.Command {
 	return newGroup(&cobra.Command{
 		Use: "egress", Short: "Check which hosts commands may reach, and suggest rules for refused ones",
-		Long: "Show what the commands of a session may reach, by the settings egress. Without a rule they have no network.",
+		Long: "Check what the egress settings let commands reach. Without a rule, commands have no network.",
 	}, newEgressCheckCommand(a), newEgressSuggestCommand(a))
 }
 

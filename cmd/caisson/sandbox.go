@@ -82,8 +82,8 @@ func newSandboxCollectCommand(a *app) *cobra.Command {
 	return newCommand(&cobra.Command{
 		Use: "gc [flags]", Short: "Remove the remains of dead sandboxes", Args: noArgs,
 		Long: `Remove the remains of sandboxes of dead Caisson processes, on all backends: containers, bundles,
-cgroups, mounts, directories, placeholders in workspaces. Each start does the same, within a time limit.
-Nothing of a live Caisson process is touched.
+cgroups, mounts, directories, placeholders in workspaces. Sessions that may need a sandbox do the same
+when they start, within a time limit. Nothing of a live Caisson process is touched.
 
 The output lists everything that was removed, and everything that was left with the reason.
 `,

@@ -259,7 +259,7 @@ serve:
 		`{"workspace":"one","limits":{"max_rounds":11}}`:              "above the server's limit of 10",
 		`{"workspace":"one","limits":{"timeout_seconds":61}}`:         "above the server's limit of 1m0s",
 		`{"workspace":"one","limits":{"memory_bytes":1099511627776}}`: "above the server's limit",
-		`{"workspace":"one","mode":"bind"}`:                           "milder",
+		`{"workspace":"one","mode":"bind"}`:                           "less strict",
 
 		`{"workspace":"one","limits":{"session":{"max_tokens":5001}}}`:                "limits.session.max_tokens: 5001 is above the server's limit of 5000",
 		`{"workspace":"one","limits":{"session":{"max_tokens":9223372036854775807}}}`: "above the server's limit of 5000",
@@ -326,7 +326,7 @@ func TestServeKeepsToTheWorkspacesOwnSettings(t *testing.T) {
 	own := "mode: overlay\nlimits: {max_rounds: 2}\nresources: {memory: 512MiB, pids: 80}\n"
 	files := s.settings(own)
 	asks := map[string]string{
-		`"mode":"bind"`:                       "milder",
+		`"mode":"bind"`:                       "less strict",
 		`"limits":{"max_rounds":3}`:           "limit of 2",
 		`"limits":{"memory_bytes":536870913}`: "limit of 536870912",
 		`"limits":{"pids":81}`:                "limit of 80",
@@ -448,7 +448,7 @@ func TestServeRefusesToStart(t *testing.T) {
 		"no such batches":  {"", []string{"--batches", "ROOT/one", "--batches", "/no/such"}, 42, "the batches of /no/such can't be shown"},
 		"batches, a file":  {"serve: {batches: [ROOT/one/readme]}", nil, 42, "with serve.batches in the configuration"},
 		"token not set":    {"serve: {tokens: {a: {env: NO_SUCH}}}", nil, 52, "NO_SUCH is not set"},
-		"token twice":      {"serve: {tokens: {a: {env: ALICE, file: /x}}}", nil, 52, "env or from file"},
+		"token twice":      {"serve: {tokens: {a: {env: ALICE, file: /x}}}", nil, 52, "either env or file"},
 		"token file":       {"serve: {tokens: {a: {file: /no/such}}}", nil, 52, "/no/such"},
 		"unknown role":     {"serve: {tokens: {a: {env: ALICE, roles: [read, root]}}}", nil, 52, "root"},
 		"empty roles":      {"serve: {tokens: {a: {env: ALICE, roles: []}}}", nil, 52, "invalid roles"},
@@ -553,7 +553,7 @@ serve:
 		`{"ttl_seconds":601}`:                         "limit of 600",
 		`{"workspace":"/etc"}`:                        "not at or below a root",
 		`{"workspace":"one/../../outside"}`:           "not at or below a root",
-		`{"mode":"bind"}`:                             "milder",
+		`{"mode":"bind"}`:                             "less strict",
 		`{"workspace":"` + s.home + `/.local/state"}`: "not at or below a root",
 		`{"backend":"runc"}`:                          "body",
 		`{"egress":["https://example.com"]}`:          "body",

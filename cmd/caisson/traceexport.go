@@ -90,8 +90,9 @@ func newTraceHTMLCommand(a *app) *cobra.Command {
 	}
 	return newCommand(&cobra.Command{
 		Use: "html [flags] SESSION", Short: "Write a session as one HTML page", Args: oneSession,
-		Long: `Write a session as one HTML page: a timeline of turns, model calls, tool calls, waits for answers and
-the sandbox; questions, refusals and changes; all messages with inputs, results and diffs.
+		Long: `Write a session as one HTML page, with a timeline of turns, model calls, tool calls, waits for
+answers and the sandbox. The page shows questions, refusals and changes, what terminals showed, and
+all messages with inputs, results and diffs.
 
 The page is one file. It loads nothing and runs no script, and its policy forbids both. It shows the
 output of tools as plain text, and the Markdown of models without links and pictures.

@@ -15,7 +15,7 @@ const (
 	// commonly cut a connection that is silent for 60 s.
 	Heartbeat = 15 * time.Second
 	// WriteTime is how long a write may wait for a reader. A slower one is
-	// disconnected, and can come back with Last-Event-ID.
+	// disconnected.
 	WriteTime = 10 * time.Second
 )
 

@@ -9,9 +9,10 @@ import (
 // knownModel has the published facts about a model. Prices are for ordinary requests,
 // in US dollars per million tokens. A profile's own values win.
 //
-// Models that their provider serves no more are left out. OpenAI ends gpt-5, gpt-5-mini,
-// gpt-5-nano and o3 on 2026-12-11, gpt-4.1, gpt-4.1-mini, gpt-4o and gpt-4o-mini on
-// 2027-01-14 and gpt-5.1 on 2027-04-01 (developers.openai.com/api/docs/deprecations).
+// Models that their provider no longer serves are left out. Remove these when OpenAI
+// ends them: gpt-5, gpt-5-mini, gpt-5-nano and o3 on 2026-12-11, gpt-4.1, gpt-4.1-mini,
+// gpt-4o and gpt-4o-mini on 2027-01-14, gpt-5.1 on 2027-04-01
+// (developers.openai.com/api/docs/deprecations).
 type knownModel struct {
 	provider, name string
 	price          limits.Price
@@ -22,9 +23,9 @@ type knownModel struct {
 }
 
 const (
-	// openAISource is a catalogue maintained from OpenAI's pages, none of which was
-	// read. A copy of the list of prices of 2025 agrees with it, but doesn't have
-	// gpt-5.1 and gpt-5.2 yet.
+	// openAISource is a catalogue that others maintain from OpenAI's pages, which were
+	// not read. A copy of OpenAI's price list of 2025 agrees, but lacks gpt-5.1 and
+	// gpt-5.2.
 	openAISource = "github.com/anomalyco/models.dev, providers/openai/models and models/openai, commit f3fc6922 of 2026-07-02"
 	// openAIPagesSource is OpenAI's own pages, in copies from October and November
 	// 2026.
@@ -38,18 +39,18 @@ const (
 	sonnet55Source = "github.com/anomalyco/models.dev, providers/anthropic/models/claude-sonnet-5-5.toml, commit 482fb019; platform.claude.com/docs, models/sonnet-5-5/overview"
 )
 
-// claudePrice returns a price of Anthropic. Cache writes for five minutes cost a
+// claudePrice returns an Anthropic price. Cache writes for five minutes cost a
 // quarter more than input.
 func claudePrice(input, cached, output float64) limits.Price {
 	return limits.Price{Input: input, CachedInput: cached, CacheWrite: 1.25 * input, Output: output}
 }
 
-// openAIPrice returns a price of OpenAI where cache writes cost as much as input.
+// openAIPrice returns an OpenAI price whose cache writes cost as much as input.
 func openAIPrice(input, cached, output float64) limits.Price {
 	return limits.Price{Input: input, CachedInput: cached, CacheWrite: input, Output: output}
 }
 
-// openAIWritePrice returns a price of OpenAI where cache writes cost a quarter more
+// openAIWritePrice returns an OpenAI price whose cache writes cost a quarter more
 // than input. Above 272,000 tokens of input, input costs twice as much and output half
 // as much again.
 func openAIWritePrice(input, cached, output float64) limits.Price {

@@ -20,17 +20,17 @@ func (s Serve) ServeTokens(environ []string, read func(path string) ([]byte, err
 		src, where := s.Tokens[label], "serve.tokens."+label
 		switch {
 		case (src.Env == nil) == (src.File == nil):
-			return nil, &Error{Where: where, Message: "a token comes from env or from file", Hint: "name one of them"}
+			return nil, &Error{Where: where, Message: "a token needs either env or file", Hint: "set exactly one of them"}
 		case src.Env != nil:
 			v, ok := getenv(*src.Env)
 			if !ok {
-				return nil, &Error{Where: where, Message: "the environment variable " + *src.Env + " is not set", Hint: "set it to the token, such as openssl rand -hex 32 makes"}
+				return nil, &Error{Where: where, Message: "the environment variable " + *src.Env + " is not set", Hint: "set it to a token; openssl rand -hex 32 makes one"}
 			}
 			out[label] = v
 		default:
 			text, err := read(*src.File)
 			if err != nil {
-				return nil, &Error{Where: where, Message: err.Error(), Hint: "write the token there, such as openssl rand -hex 32 makes", Err: err}
+				return nil, &Error{Where: where, Message: err.Error(), Hint: "write a token there; openssl rand -hex 32 makes one", Err: err}
 			}
 			out[label] = strings.TrimSpace(string(text))
 		}
@@ -38,8 +38,8 @@ func (s Serve) ServeTokens(environ []string, read func(path string) ([]byte, err
 	return out, nil
 }
 
-// Ask returns a client's requests as settings. It refuses those that are milder than
-// the configuration with an [Error] at the request's key.
+// Ask returns a client's requests as settings. For a request that is less strict than
+// the configuration, it returns an [Error] at the request's key.
 func (c *Config) Ask(in server.NewSession) (File, error) {
 	var f File
 	refused := func(where, message, hint string) error { return &Error{Where: where, Message: message, Hint: hint} }
@@ -50,25 +50,25 @@ func (c *Config) Ask(in server.NewSession) (File, error) {
 			allowed = slices.Contains(c.Serve.Models, in.Model)
 		}
 		if !allowed {
-			return f, refused("model", "model "+in.Model+" is not one that clients may name", "name one of models that serve.models allows")
+			return f, refused("model", "model "+in.Model+" is not one that clients may name", "name a configured model, or one of serve.models if it is set")
 		}
 		f.Model = &in.Model
 	}
 	if in.Image != "" {
 		if in.Image != *c.Image && !slices.Contains(c.Serve.Images, in.Image) {
-			return f, refused("image", "image "+in.Image+" is not one that clients may name", "name one of serve.images, or none")
+			return f, refused("image", "image "+in.Image+" is not one that clients may name", "name one of serve.images, or leave image out")
 		}
 		f.Image = &in.Image
 	}
 	if in.Mode != "" {
 		if *c.Mode != "bind" && in.Mode == "bind" {
-			return f, refused("mode", "mode "+in.Mode+" is milder than the server's, "+*c.Mode, "leave it out")
+			return f, refused("mode", "mode "+in.Mode+" is less strict than the server's, "+*c.Mode, "leave it out")
 		}
 		f.Mode = &in.Mode
 	}
 	if in.Skills != "" {
 		if order := []string{"off", "user", "all"}; slices.Index(order, in.Skills) > slices.Index(order, *c.Skills) {
-			return f, refused("skills", "skills "+in.Skills+" are more than the server's, "+*c.Skills, "leave it out")
+			return f, refused("skills", "skills "+in.Skills+" allows more than the server's, "+*c.Skills, "leave it out")
 		}
 		f.Skills = &in.Skills
 	}
@@ -78,8 +78,8 @@ func (c *Config) Ask(in server.NewSession) (File, error) {
 	return f, f.askLimits(*in.Limits, c.File)
 }
 
-// AskSandbox returns a client's requests as settings. It refuses names that
-// serve.sandboxes doesn't offer with an [Error] at the request's key.
+// AskSandbox returns a client's requests as settings. For a name that serve.sandboxes
+// doesn't offer, it returns an [Error] at the request's key.
 func (c *Config) AskSandbox(in server.NewSandbox) (File, error) {
 	f, err := c.Ask(server.NewSession{Mode: in.Mode})
 	if err != nil {
@@ -99,7 +99,7 @@ func (c *Config) AskSandbox(in server.NewSandbox) (File, error) {
 			return f, err
 		}
 		if slices.Contains(in.Mounts[:i], name) {
-			return f, &Error{Where: "mounts", Message: name + " is there twice", Hint: "name it once"}
+			return f, &Error{Where: "mounts", Message: name + " is named twice", Hint: "name it once"}
 		}
 		if f.Mounts == nil {
 			f.Mounts = slices.Clone(c.Mounts)
