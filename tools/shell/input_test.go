@@ -300,7 +300,7 @@ func typeAll(t *testing.T, d *dispatch.Dispatcher, inputs []string) (refused int
 
 // appears reports whether a file appears, soon or not at all.
 func appears(path string, not bool) bool {
-	wait := 5 * time.Second
+	wait := 30 * time.Second
 	if not {
 		wait = 100 * time.Millisecond
 	}
