@@ -272,9 +272,12 @@ func (b *batchSession) checkRun(run fleet.Run) error {
 
 // runPrepared makes the environments of a trial's task, once, and runs the trial.
 func (b *batchSession) runPrepared(ctx context.Context, t batch.Trial, dir string, budget *int64) batch.Result {
-	reason, err := b.prepare(ctx, t.Definition)
-	if err == nil && reason != "" {
+	reason := refusal(b.conf.Requirements, t.Definition)
+	if reason == "" {
+		reason, _ = b.trials.Prepare(ctx, t.Definition) // Run retries what isn't ready
+	}
+	if reason != "" {
 		return batch.Result{Outcome: batch.Infrastructure, Class: batch.Environment, Cause: reason}
 	}
-	return b.trials.Run(ctx, t, dir, budget) // it retries what isn't ready
+	return b.trials.Run(ctx, t, dir, budget)
 }

@@ -146,14 +146,6 @@ func (f *batchFlags) checkVariables(r config.Requirements) error {
 	return nil
 }
 
-// prepare makes a task's environments. The reason, if any, is why the task can't run here.
-func (b *batchSession) prepare(ctx context.Context, t *task.Task) (reason string, err error) {
-	if reason := refusal(b.conf.Requirements, t); reason != "" {
-		return reason, nil
-	}
-	return b.trials.Prepare(ctx, t)
-}
-
 // refusal returns why the administrator's requirements refuse a task, or "".
 func refusal(r config.Requirements, t *task.Task) string {
 	for _, e := range t.Environments() {
@@ -172,9 +164,9 @@ func environmentRefusal(r config.Requirements, e task.Environment) string {
 	case e.Root && (r.RefuseWritableRoot || r.User != nil && *r.User != string(sandbox.UserRoot)):
 		return "root on a writable root is not allowed on this machine (requirements)"
 	case r.Resources.Memory != nil && e.MemoryBytes > int64(*r.Resources.Memory):
-		return fmt.Sprintf("%d bytes of memory are more than this machine allows (requirements)", e.MemoryBytes)
+		return fmt.Sprintf("its memory of %s is more than this machine allows (requirements)", limits.FormatSize(e.MemoryBytes))
 	case r.Resources.CPUs != nil && e.MilliCPUs > int64(*r.Resources.CPUs):
-		return fmt.Sprintf("%d thousandths of a processor are more than this machine allows (requirements)", e.MilliCPUs)
+		return fmt.Sprintf("%g processors are more than this machine allows (requirements)", float64(e.MilliCPUs)/1000)
 	}
 	return ""
 }
@@ -237,7 +229,7 @@ func (b *batchSession) prepareTasks(ctx context.Context) {
 			t.Unsupported = append(t.Unsupported, err.Error())
 			continue
 		}
-		reason, err := b.prepare(ctx, t)
+		reason, err := b.trials.Prepare(ctx, t)
 		if err != nil {
 			b.say(makeSafe(fmt.Sprintf("%s: the environment is not ready: %v", t.ID, err)))
 		}

@@ -79,8 +79,8 @@ image. Names, oci-layout:DIR, docker-archive:FILE and build:DIR can be pulled.
 	}, nil, usesConfig|interruptible, fetchExits)
 }
 
-// fetchImages calls do with the image store, if the requirements allow the images. It shows the progress of downloads until
-// do calls pulled.
+// fetchImages calls do with the image store, if the requirements allow the images. It
+// shows the progress of downloads until do calls pulled.
 func fetchImages(ctx context.Context, a *app, refs []images.Reference, do func(ctx context.Context, s *store.Store, pulled func()) error) error {
 	p := newPulling(a)
 	defer p.Close()
@@ -189,7 +189,8 @@ after the same time. Images that sessions use stay, and so does everything else 
 	}, &f, usesConfig, statuses{exitFailed: imagesFailed})
 }
 
-// withImages calls do with the image store, which reports progress to report.
+// withImages calls do with the image store, which reports progress to report. It fails if
+// the requirements don't allow all of refs.
 func withImages(ctx context.Context, a *app, report func(store.Progress), refs []images.Reference, do func(*store.Store, *caisson.Host) error) error {
 	bs, err := openDefaultBackends(a)
 	if err != nil {

@@ -2,7 +2,6 @@ package batch
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -40,34 +39,40 @@ const doubtContacted = "reached"
 // addConnections adds the failed connections in a session's records, and for the
 // control the others too.
 func (v *verification) addConnections(dir string) error {
-	reached := map[string]bool{}
+	var closed []record.NetworkClosed
 	s, err := trace.Find("", dir+string(filepath.Separator))
 	if err == nil {
 		_, err = trace.Read(s, func(r record.Record) {
-			var c record.NetworkClosed
-			switch {
-			case r.Kind != c.Kind() || json.Unmarshal(r.Payload, &c) != nil:
-			case c.Ending == rule.ReasonTimeout && c.Addr != "" && c.Sent == 0: // the program sent nothing
-				reached[c.Host] = true
-			case slices.Contains(failedEndings, c.Ending):
-				v.doubts[c.Host] = c.Ending
-			default:
-				reached[c.Host] = true
+			if c, ok := record.DecodePayload(r).(record.NetworkClosed); ok {
+				closed = append(closed, c)
 			}
 		})
 	}
 	if err != nil {
 		return &infraError{RecordsUnwritable, err}
 	}
-	for host := range reached {
-		switch how := v.doubts[host]; {
-		case slices.Contains(outsideEndings, how):
-			v.doubts[host] = doubtPartly
-		case how == "" && v.control:
-			v.doubts[host] = doubtContacted
+	v.doubts.addConnections(closed, v.control)
+	return nil
+}
+
+func (d doubts) addConnections(closed []record.NetworkClosed, control bool) {
+	reached := map[string]bool{}
+	for _, c := range closed {
+		isSilent := c.Ending == rule.ReasonTimeout && c.Addr != "" && c.Sent == 0 // the program sent nothing
+		if slices.Contains(failedEndings, c.Ending) && !isSilent {
+			d[c.Host] = c.Ending
+		} else {
+			reached[c.Host] = true
 		}
 	}
-	return nil
+	for host := range reached {
+		switch how := d[host]; {
+		case slices.Contains(outsideEndings, how):
+			d[host] = doubtPartly
+		case how == "" && control:
+			d[host] = doubtContacted
+		}
+	}
 }
 
 // confirmDoubts returns the doubts that are not the agent's work.

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/runner/batch/task"
 )
@@ -307,6 +308,22 @@ func TestShards(t *testing.T) {
 	for _, s := range []Shard{{0, 3}, {4, 3}, {1, 0}, {-1, -1}} {
 		if s.Check() == nil {
 			t.Errorf("%v is accepted", s)
+		}
+	}
+}
+
+// TestForeignWords: classes and limits are shown as they are.
+func TestForeignWords(t *testing.T) {
+	sound := Result{Key: Key{Task: "a", Agent: Nop, Attempt: 1}, Outcome: Failed, Class: VerifierTimeout, Limit: string(limits.KindWallTime), Faults: []Fault{{Class: Machine}}}
+	if !sound.isSound() {
+		t.Error("control: it is refused")
+	}
+	for name, change := range map[string]func(r *Result){
+		"class": func(r *Result) { r.Class = "\x1b]0;x\a" }, "limit": func(r *Result) { r.Limit = "\x1b[2J" }, "fault": func(r *Result) { r.Faults = []Fault{{Class: "a\nb"}} },
+	} {
+		r := sound
+		if change(&r); r.isSound() {
+			t.Errorf("%s: %+v is accepted", name, r)
 		}
 	}
 }

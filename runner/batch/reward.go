@@ -101,7 +101,7 @@ func parseRewards(text string) (map[string]float64, error) {
 func parseObject(text string) (map[string]any, error) {
 	d := json.NewDecoder(strings.NewReader(text))
 	if open, err := d.Token(); err != nil || open != json.Delim('{') {
-		return nil, errors.Join(errors.New("it is no object"), err)
+		return nil, errors.New("it is no object")
 	}
 	values := map[string]any{}
 	for d.More() {

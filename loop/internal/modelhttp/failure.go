@@ -153,14 +153,14 @@ func classifyRefusal(status int, message string) loop.ErrorClass {
 	}
 }
 
-// isContextOverflow reports whether a refusal is about the conversation's length. There
-// is no common code. The phrases come from OpenAI, vLLM, llama.cpp, Mistral, Groq,
-// OpenRouter and the endpoints behind it.
 // isTooLarge reports whether a request exceeds a rate limit by itself, so that waiting can't help.
 func isTooLarge(message string) bool {
 	return strings.Contains(strings.ToLower(message), "request too large")
 }
 
+// isContextOverflow reports whether a refusal is about the conversation's length. There
+// is no common code. The phrases come from OpenAI, vLLM, llama.cpp, Mistral, Groq,
+// OpenRouter and the endpoints behind it.
 func isContextOverflow(message string) bool {
 	message = strings.ToLower(message)
 	for _, phrase := range []string{

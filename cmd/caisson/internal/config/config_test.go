@@ -254,6 +254,15 @@ func TestRequirementsOnlyTighten(t *testing.T) {
 			}
 		}
 	})
+	t.Run("toolchains are mounts", func(t *testing.T) {
+		dir := t.TempDir()
+		for mounts, ok := range map[string]bool{"[]": false, "[" + dir + "]": true} {
+			f := File{HostImage: HostImage{Toolchains: []string{dir}}}
+			if _, err := Load(Options{Flags: f, Requirements: req(t, "mounts: "+mounts), RequirementsUID: uid}); (err == nil) != ok {
+				t.Errorf("mounts %s: %v, want allowed %v", mounts, err, ok)
+			}
+		}
+	})
 	t.Run("nobody chose", func(t *testing.T) {
 		for _, f := range fieldsOf(reflect.TypeFor[Bounds]()) {
 			for _, word := range f.tagWords("tighten") {

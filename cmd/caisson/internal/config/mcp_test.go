@@ -327,6 +327,16 @@ mcpServers:
 	if o, err := c.ServerEgress("a"); err != nil || o.Policy != nil { // an unused entry
 		t.Errorf("%+v, %v", o, err)
 	}
+	c, err = loadMCP(t, "mcpServers:\n  a: {command: x, egress: {private: {db.lan: [10.1.2.3]}}}\n  near: {url: 'http://localhost:3000/mcp'}", "", "egress: {refuse_private: true}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.ServerEgress("a"); err == nil || !strings.Contains(err.Error(), "non-public addresses are not allowed") {
+		t.Errorf("refuse_private: %v", err)
+	}
+	if o, err := c.ServerEgress("near"); err != nil || len(o.Private) > 0 {
+		t.Errorf("refuse_private, a server near: %v, %v", o.Private, err)
+	}
 	c, err = loadMCP(t, "mcpServers:\n  a: {command: x, egress: {private: {db.lan: [nonsense]}}}", "", "")
 	if err == nil {
 		_, err = c.ServerEgress("a")
