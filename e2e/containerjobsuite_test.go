@@ -68,7 +68,7 @@ func TestContainerJobConformance(t *testing.T) {
 		least = 6
 	}
 	if n := strings.Count(out, "--- PASS: TestUserProcess/gvisor/"); n < least {
-		t.Errorf("%d checks passed\n%s", n, out)
+		t.Errorf("%d checks passed, want at least %d\n%s", n, least, out)
 	}
 	var skipped, want []string
 	for _, m := range regexp.MustCompile(`--- SKIP: TestUserProcess/gvisor/(\S+)`).FindAllStringSubmatch(out, -1) {

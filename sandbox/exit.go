@@ -94,7 +94,8 @@ type Exit struct {
 	Kill     KillReport
 }
 
-// Shortage is what a command lacked without being ended for it. Records embed it.
+// Shortage is what ran out in the sandbox while a command ran, without ending the
+// command. Records embed it.
 type Shortage struct {
 	// PIDsLimitHit reports whether the kernel counted a fork that failed at the
 	// sandbox's pids limit while the command ran. It is never inferred from
@@ -128,7 +129,7 @@ func (e Exit) Ending() string {
 	switch cause := e.Cause(); {
 	case cause != "":
 		return cause
-	case e.PIDsLimitHit:
+	case e.PIDsLimitHit && !e.Status.Success(): // it may be another command's
 		return "limit of processes"
 	case len(e.Full) > 0:
 		return "no space left"

@@ -145,7 +145,7 @@ func checkServe(conf config.Serve, env environ) []doctor.Finding {
 	for _, label := range slices.Sorted(maps.Keys(conf.Tokens)) {
 		from := conf.Tokens[label]
 		if from.Env != nil && env.get(*from.Env) == "" {
-			warn(fmt.Sprintf("token %s: %s is not set, so that caisson serve does not start", label, *from.Env), "Set it to a token of openssl rand -hex 32.")
+			warn(fmt.Sprintf("token %s: %s is not set, so caisson serve does not start", label, *from.Env), "Set it to a token; openssl rand -hex 32 makes one.")
 		}
 		if from.File == nil {
 			continue
@@ -153,7 +153,7 @@ func checkServe(conf config.Serve, env environ) []doctor.Finding {
 		info, err := os.Stat(*from.File)
 		switch {
 		case err != nil:
-			warn(fmt.Sprintf("token %s: %v, so that caisson serve does not start", label, err), "Write a token of openssl rand -hex 32 to it.")
+			warn(fmt.Sprintf("token %s: %v, so caisson serve does not start", label, err), "Write a token there; openssl rand -hex 32 makes one.")
 		case info.Mode().Perm()&0o077 != 0:
 			warn(fmt.Sprintf("token %s: other users may read %s (mode %04o)", label, *from.File, info.Mode().Perm()), "chmod 600 "+*from.File+", and make a new token.")
 		}

@@ -518,7 +518,7 @@ func endOfCommand(ctx context.Context, a *app, r runner.UserResult, moreMemory s
 	if r.Left > 0 {
 		a.warn(fmt.Sprintf("%d processes of the command could not be killed; the session replaces its sandbox.", r.Left))
 	}
-	if r.PIDsLimitHit {
+	if r.PIDsLimitHit && !r.Status.Success() { // it may be another command's
 		a.warn("the sandbox's limit of processes was reached. --pids sets it when the session starts.")
 	}
 	if len(r.Full) > 0 {

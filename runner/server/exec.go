@@ -77,7 +77,7 @@ type ExecEnd struct {
 	TimedOut  bool       `json:"timed_out" doc:"it ran out of time"`
 	OOMKilled bool       `json:"oom_killed" doc:"the sandbox ran out of memory while it ran"`
 	Cancelled bool       `json:"cancelled" doc:"a client cancelled it, or its sandbox ended"`
-	PIDsLimit bool       `json:"pids_limit_hit,omitempty" doc:"the sandbox's limit of processes kept it from starting another"`
+	PIDsLimit bool       `json:"pids_limit_hit,omitempty" doc:"the sandbox's limit of processes was reached while it ran"`
 	Full      []string   `json:"full,omitempty" doc:"directories in memory, such as /tmp, that were full when it failed"`
 	Killed    int        `json:"killed" doc:"processes that had to be killed"`
 	Left      int        `json:"left" doc:"processes that could not be killed; a new sandbox replaces this one"`

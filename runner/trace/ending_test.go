@@ -18,6 +18,7 @@ func TestCommandEnding(t *testing.T) {
 		{"timed out", map[string]any{"exit_code": -1.0, "signal": 15.0, "timed_out": true}},
 		{"cancelled", map[string]any{"exit_code": -1.0, "signal": 15.0, "cancelled": true}},
 		{"disk nearly full", map[string]any{"exit_code": -1.0, "signal": 15.0, "disk_reserve_bytes": 1e9}},
+		{"exit code 0", map[string]any{"exit_code": 0.0, "pids_limit_hit": true}},
 		{"limit of processes", map[string]any{"exit_code": 2.0, "pids_limit_hit": true}},
 		{"no space left", map[string]any{"exit_code": 1.0, "full": []any{"/tmp"}}},
 	} {

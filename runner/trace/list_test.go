@@ -68,7 +68,7 @@ func TestListNamesTheCommand(t *testing.T) {
 		want     string
 	}{
 		"exec":            {[]record.Payload{record.UserCommandEnded{ExitStatus: sandbox.ExitStatus{Code: 3}}, ended(runner.StopNoTurn)}, "exit code 3"},
-		"no program":      {[]record.Payload{record.UserCommandEnded{Error: "lost"}, ended(runner.StopNoTurn)}, "failed"},
+		"lost":            {[]record.Payload{record.UserCommandEnded{Error: "lost"}, ended(runner.StopNoTurn)}, "failed"},
 		"a conversation":  {[]record.Payload{record.UserCommandEnded{}, ended(loop.StopAnswered)}, ""},
 		"nothing":         {[]record.Payload{ended(runner.StopNoTurn)}, ""},
 		"the only record": {nil, ""},

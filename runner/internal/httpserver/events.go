@@ -14,7 +14,7 @@ const (
 	// Heartbeat is the time between two comments on a quiet stream. Proxies
 	// commonly cut a connection that is silent for 60 s.
 	Heartbeat = 15 * time.Second
-	// WriteTime is how long a write may wait for a reader. A slower one is
+	// WriteTime is how long a write may wait for a reader. A slower reader is
 	// disconnected.
 	WriteTime = 10 * time.Second
 )

@@ -308,8 +308,8 @@ func TestAuthorityEnd(t *testing.T) {
 	}
 }
 
-// TestRequestsAreBounded checks the bound of lines in the requests file, and that a secret
-// across it leaves nothing.
+// TestRequestsAreBounded checks the bound of lines in the requests file, and that no part of a
+// secret is left where the bound cuts a URL.
 func TestRequestsAreBounded(t *testing.T) {
 	const secret = "correct-horse-battery-9"
 	o := Options{Dir: t.TempDir(), Hidden: []redact.Secret{{Name: "KEY", Value: secret}}}

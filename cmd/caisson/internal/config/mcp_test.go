@@ -271,7 +271,7 @@ func FuzzParseProjectServers(f *testing.F) {
 
 // TestServerEgress: a server has only its own rules, everybody's denials and bounds,
 // and the address that the operator wrote. A workspace's server reaches only public
-// addresses.
+// addresses, and so do all with refuse_private.
 func TestServerEgress(t *testing.T) {
 	const user = `
 egress: {allow: ["tls://session.example"], deny: ["https://api.example/admin/"]}

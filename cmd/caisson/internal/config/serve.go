@@ -38,8 +38,8 @@ func (s Serve) ServeTokens(environ []string, read func(path string) ([]byte, err
 	return out, nil
 }
 
-// Ask returns a client's requests as settings. For a request that is less strict than
-// the configuration, it returns an [Error] at the request's key.
+// Ask returns a client's requests as settings. For a request that the
+// configuration doesn't allow, it returns an [Error] at the request's key.
 func (c *Config) Ask(in server.NewSession) (File, error) {
 	var f File
 	refused := func(where, message, hint string) error { return &Error{Where: where, Message: message, Hint: hint} }
@@ -50,7 +50,7 @@ func (c *Config) Ask(in server.NewSession) (File, error) {
 			allowed = slices.Contains(c.Serve.Models, in.Model)
 		}
 		if !allowed {
-			return f, refused("model", "model "+in.Model+" is not one that clients may name", "name a configured model, or one of serve.models if it is set")
+			return f, refused("model", "model "+in.Model+" is not one that clients may name", "name one of serve.models, or a configured model if that is not set")
 		}
 		f.Model = &in.Model
 	}
@@ -78,7 +78,7 @@ func (c *Config) Ask(in server.NewSession) (File, error) {
 	return f, f.askLimits(*in.Limits, c.File)
 }
 
-// AskSandbox returns a client's requests as settings. For a name that serve.sandboxes
+// AskSandbox is like [Config.Ask] for a sandbox without a model. For a name that serve.sandboxes
 // doesn't offer, it returns an [Error] at the request's key.
 func (c *Config) AskSandbox(in server.NewSandbox) (File, error) {
 	f, err := c.Ask(server.NewSession{Mode: in.Mode})
