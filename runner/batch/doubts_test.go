@@ -26,8 +26,10 @@ func TestConnections(t *testing.T) {
 		{Host: "down:443", Ending: rule.ReasonConnect},
 		{Host: "silent:443", Addr: "192.0.2.1:443", Ending: rule.ReasonTimeout},
 		{Host: "slow:443", Addr: "192.0.2.1:443", Sent: 300, Ending: rule.ReasonTimeout},
-		{Host: "partly:443", Ending: rule.ReasonConnect}, {Host: "partly:443", Addr: "192.0.2.1:443", Ending: record.EndingDone},
-		{Host: "reset:443", Addr: "192.0.2.1:443", Ending: egress.EndingHost}, {Host: "reset:443", Addr: "192.0.2.1:443", Ending: record.EndingDone},
+		{Host: "partly:443", Ending: rule.ReasonConnect},
+		{Host: "partly:443", Addr: "192.0.2.1:443", Ending: record.EndingDone},
+		{Host: "reset:443", Addr: "192.0.2.1:443", Ending: egress.EndingHost},
+		{Host: "reset:443", Addr: "192.0.2.1:443", Ending: record.EndingDone},
 	}
 	got, control := doubts{}, doubts{}
 	got.addConnections(closed, false)
