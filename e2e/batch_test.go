@@ -140,7 +140,7 @@ func TestBatch(t *testing.T) {
 }
 
 // TestBatchLines runs lines of JSON with models, in shards, merges them, and compares the
-// models.
+// models. Commands have a variable that the command line names, and none of the user's file.
 func TestBatchLines(t *testing.T) {
 	needBackend(t, "gvisor")
 	t.Parallel()
@@ -151,13 +151,15 @@ func TestBatchLines(t *testing.T) {
 		fmt.Fprintf(&lines, `{"id":"fix-%d","prompt":"Fix it.","workspace":"repo","verify":"grep -q after file"}`+"\n", i)
 	}
 	m.write(t, "tasks/tasks.jsonl", lines.String())
-	m.write(t, "good.yaml", "version: 1\nname: good\nturns:\n  - text: I fix it.\n    calls:\n      - tool: shell\n        input: {command: echo after > file}\n  - text: Done.\n")
+	m.write(t, "good.yaml", "version: 1\nname: good\nturns:\n  - text: I fix it.\n    calls:\n      - tool: shell\n        input: {command: 'test -z \"$CONFIGURED\" && test \"$NAMED\" = named && echo after > file'}\n  - text: Done.\n")
+	m.config(t, "env_from: [CONFIGURED]\n")
+	m.env = append(m.env, "CONFIGURED=configured", "NAMED=named")
 	m.write(t, "bad.yaml", "version: 1\nname: bad\nturns:\n  - text: Done.\n")
 	good, bad := "replay/"+filepath.Join(m.workspace, "good.yaml"), "replay/"+filepath.Join(m.workspace, "bad.yaml")
 	var dirs []string
 	for i := 1; i <= 2; i++ {
 		dir := m.batchDir(fmt.Sprint("shard", i))
-		m.run(t, "batch", "--backend", "gvisor", "--model", good, "--model", bad, "--out", dir, "--shard", fmt.Sprintf("%d/2", i), filepath.Join(m.workspace, "tasks/tasks.jsonl")).want(t, 60)
+		m.run(t, "batch", "--backend", "gvisor", "--model", good, "--model", bad, "--out", dir, "--shard", fmt.Sprintf("%d/2", i), "-e", "NAMED", filepath.Join(m.workspace, "tasks/tasks.jsonl")).want(t, 60)
 		dirs = append(dirs, dir)
 	}
 	m.run(t, append([]string{"batch", "merge", "--out", m.batchDir("merged")}, dirs...)...).want(t, 0)

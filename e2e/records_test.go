@@ -228,8 +228,8 @@ var (
 	timePattern = regexp.MustCompile(`after \d+(\.\d+)? s\b`)
 	portPattern = regexp.MustCompile(`(127\.0\.0\.1|localhost):\d+`)
 	// varying are the payload's fields that differ from run to run, or that
-	// are facts of a backend.
-	varying = regexp.MustCompile(`_(ms|ns|us|seconds|bytes)$|^(attestation|backend|configuration|removed|kill|peak_memory|cpu|wall|resources|workspace_id|output_size_bytes)$`)
+	// are facts of a backend. The tokens of a request count the digits of times.
+	varying = regexp.MustCompile(`_(ms|ns|us|seconds|bytes)$|^(attestation|backend|configuration|removed|kill|peak_memory|cpu|wall|resources|workspace_id|output_size_bytes|input_tokens)$`)
 )
 
 // comparable renders records so that two runs of the same task give the same

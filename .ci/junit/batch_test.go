@@ -48,7 +48,7 @@ func TestFileOfABatch(t *testing.T) {
 	for i, outcome := range []string{"passed", "failed", "limit", "infrastructure"} {
 		r := object{
 			"schema_version": 1, "task": "task " + hostile, "agent": agents[i/2], "attempt": 1 + i%2, "trial": trialName("task "+hostile, agents[i/2], 1+i%2), "task_checksum": "1", "outcome": outcome,
-			"started_at": created, "finished_at": "2026-11-20T10:00:02Z", "class": hostile, "cause": hostile, "limit": hostile,
+			"started_at": created, "finished_at": "2026-11-20T10:00:02Z", "class": "broken", "cause": hostile, "limit": "rounds",
 		}
 		if err := lines.Encode(r); err != nil {
 			t.Fatal(err)

@@ -112,10 +112,12 @@ func (b *batchSession) newTrials(ctx context.Context, force <-chan struct{}) (*b
 		return nil, err
 	}
 	session.Root, session.Setup.User, session.Service = "", "", nil // the task decides
-	// A task's author may want what the user's own sessions get: --task-env names what it may have.
+	// A task's author may want what the user's own sessions get, so the variables that trials
+	// get are named for this batch.
+	named := slices.Concat(b.flags.Settings.EnvFrom, b.flags.Settings.MoreEnvFrom)
 	session.Env = slices.DeleteFunc(session.Env, func(v string) bool {
 		name, _, _ := strings.Cut(v, "=")
-		return slices.Contains(b.conf.EnvFrom, name)
+		return slices.Contains(b.conf.EnvFrom, name) && !slices.Contains(named, name)
 	})
 	b.resources = session.Resources
 	if session.Egress, err = b.conf.TaskEgress(); err != nil {
