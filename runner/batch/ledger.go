@@ -171,7 +171,10 @@ func OpenLedger(dir string, s Spec) (*Ledger, error) {
 // Close. The error wraps [ErrInUse], or [ErrForeign], because a batch removes files in
 // its directory. Until Load, only Load and Close may be called.
 func LockLedger(dir string) (*Ledger, error) {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+		return nil, err
+	}
+	if err := os.Mkdir(dir, trialMode); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
 	entries, err := os.ReadDir(dir)
@@ -238,8 +241,8 @@ func (l *Ledger) writeSpec(s Spec) error {
 	return writeJSON(filepath.Join(l.dir, SpecFile), s)
 }
 
-// trialMode is the mode of trials' directories. Files of agents and verifiers can
-// contain the user's secrets.
+// trialMode is the mode of a batch's directory and of its trials'. Files of agents and
+// verifiers can contain the user's secrets.
 const trialMode = 0o700
 
 // Begin makes an empty directory for a trial that starts, possibly again.

@@ -389,8 +389,10 @@ func TestMerge(t *testing.T) {
 		if err != nil || string(text) != r.Task {
 			t.Errorf("%s: %q, %v", r.Task, text, err)
 		}
-		if info, err := os.Stat(filepath.Join(out, TrialsDir, r.Name)); err != nil || info.Mode().Perm() != 0o700 {
-			t.Errorf("%s: %v, %v", r.Task, info.Mode(), err)
+		for _, dir := range []string{out, filepath.Join(out, TrialsDir, r.Name)} {
+			if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
+				t.Errorf("%s: %v, %v", dir, info.Mode(), err)
+			}
 		}
 		if target, err := os.Readlink(filepath.Join(out, TrialsDir, r.Name, "agent", "link")); err != nil || target != "/etc/passwd" {
 			t.Errorf("link: %q, %v", target, err)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/caisson-run/caisson/runner/batch"
 	"github.com/caisson-run/caisson/sandbox/guest/archive"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 type archiveBounds struct {
@@ -59,16 +60,17 @@ func (f *faultReader) Read(p []byte) (int, error) {
 }
 
 // packTrial writes a finished trial's directory as a compressed archive and returns its
-// size. It leaves out special files and files that can't be opened. If the coordinator
-// would refuse the files, it packs only the result and whole is false: what an agent
-// leaves must not cost it its result.
-func packTrial(out *os.File, dir string, b archiveBounds) (size int64, whole bool, err error) {
+// size. It leaves out special files and files that can't be opened. It reads the archive as
+// the coordinator does, in scratch, which it makes. If that is refused, it packs only the
+// result and whole is false: what an agent leaves must not cost it its result.
+func packTrial(out *os.File, dir, scratch string, b archiveBounds) (size int64, whole bool, err error) {
 	err = pack(&archive.BoundedWriter{W: out, Left: b.packed}, dir, ".", b.Bounds)
+	refused := isRefused(err)
 	if err == nil {
-		err = checkSizes(dir, b)
+		refused, err = isUnreadable(out, scratch, b)
 	}
-	whole = err == nil
-	if isRefused(err) {
+	whole = err == nil && !refused
+	if refused {
 		err = out.Truncate(0)
 		if err == nil {
 			_, err = out.Seek(0, io.SeekStart)
@@ -78,9 +80,23 @@ func packTrial(out *os.File, dir string, b archiveBounds) (size int64, whole boo
 		}
 	}
 	if err == nil {
-		size, err = out.Seek(0, io.SeekCurrent)
+		size, err = out.Seek(0, io.SeekEnd)
 	}
 	return size, whole, err
+}
+
+// isUnreadable reports whether the coordinator would refuse an archive. Where this can't be
+// found out, for example on a full disk, the coordinator will.
+func isUnreadable(in *os.File, scratch string, b archiveBounds) (bool, error) {
+	if _, err := in.Seek(0, io.SeekStart); err != nil {
+		return false, err
+	}
+	if err := os.Mkdir(scratch, 0o700); err != nil {
+		return false, err
+	}
+	_, err := readTrial(in, scratch, b)
+	_, refused := errors.AsType[*damageError](err)
+	return refused, workspace.RemoveTree(scratch)
 }
 
 // pack writes a file or directory as a compressed archive, named name.

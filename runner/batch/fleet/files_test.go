@@ -22,7 +22,7 @@ import (
 )
 
 // smallBounds are easily exceeded.
-var smallBounds = archiveBounds{Bounds: archive.Bounds{Entries: 20, Bytes: 1 << 20}, packed: 1 << 20, result: 4 << 10, patch: 4 << 10}
+var smallBounds = archiveBounds{Bounds: archive.Bounds{Entries: 20, Bytes: 1 << 20, Steps: 200}, packed: 1 << 20, result: 4 << 10, patch: 4 << 10}
 
 // entry is a file of an archive, a symlink if Linkname is set.
 type entry struct {
@@ -227,6 +227,9 @@ func TestPackTrial(t *testing.T) {
 			}
 			return err
 		}, false},
+		"deep": {func(dir string) error {
+			return os.MkdirAll(filepath.Join(dir, "agent", strings.Repeat("x/", 15)), 0o755)
+		}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -234,7 +237,7 @@ func TestPackTrial(t *testing.T) {
 			f, err := os.Create(filepath.Join(t.TempDir(), "archive"))
 			must(t, err)
 			defer f.Close()
-			size, whole, err := packTrial(f, dir, smallBounds)
+			size, whole, err := packTrial(f, dir, filepath.Join(t.TempDir(), "scratch"), smallBounds)
 			if err != nil || whole != c.whole {
 				t.Errorf("whole: %v, %v", whole, err)
 			}

@@ -475,7 +475,7 @@ func (w *worker) storeTrial(ctx context.Context, k batch.Key, dir string) error 
 		return err
 	}
 	defer func() { _ = f.Close() }() // it is removed with its directory
-	size, whole, err := packTrial(f, filepath.Join(dir, batch.TrialsDir, k.Name()), bounds)
+	size, whole, err := packTrial(f, filepath.Join(dir, batch.TrialsDir, k.Name()), filepath.Join(dir, "unpacked"), bounds)
 	if err != nil {
 		return err
 	}
