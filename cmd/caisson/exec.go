@@ -201,7 +201,7 @@ func ownFailure(err error) error {
 func newExecCommand(a *app) *cobra.Command {
 	var f struct {
 		Agent          string `flag:"agent" doc:"run this agent; the arguments are its instruction"`
-		workspaceFlags `groups:"Sandbox,model,max-tokens,max-cost-usd"`
+		workspaceFlags `groups:"Sandbox,Files and user,model,max-tokens,max-cost-usd"`
 		execFlags
 	}
 	return ownFlagErrors(newCommand(&cobra.Command{
@@ -229,7 +229,7 @@ const shellScript = `for shell do command -v "$shell" >/dev/null && exec "$shell
 func newShellCommand(a *app) *cobra.Command {
 	var f struct {
 		Agent          string `flag:"agent" doc:"open this agent's screen instead of a shell"`
-		workspaceFlags `groups:"Sandbox,model,max-tokens,max-cost-usd"`
+		workspaceFlags `groups:"Sandbox,Files and user,model,max-tokens,max-cost-usd"`
 		commandFlags
 	}
 	cmd := newCommand(&cobra.Command{

@@ -29,7 +29,8 @@ var flagGroups = []flagGroup{
 	{"Checks", []string{"output-schema", "verify", "verify-junit", "replay-strict", "replay-ignore"}},
 	{"Model", []string{"no-stream"}},
 	{"Policy", nil},
-	{"Sandbox", []string{"env", "submount"}},
+	{"Sandbox", []string{"env"}},
+	{"Files and user", []string{"submount"}},
 	{"Limits", nil},
 	{"Output", []string{"json", "output", "patch-out", "junit", "report", "verbose", "help"}},
 }

@@ -191,7 +191,7 @@ func (s *sessionBuilder) serverOptions(of runner.Options) (runner.MCPOptions, er
 func newMCPTestCommand(a *app) *cobra.Command {
 	var f struct {
 		JSON           bool `flag:"json" doc:"write JSON"`
-		workspaceFlags `groups:"Task,Sandbox"`
+		workspaceFlags `groups:"Task,Sandbox,Files and user"`
 	}
 	return newCommand(&cobra.Command{
 		Use: "test [flags] [NAME]", Short: "Start the MCP servers in a fresh sandbox, and list their tools", Args: wantArgs(0, 1, "the name of one server"),

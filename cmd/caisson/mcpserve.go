@@ -26,7 +26,7 @@ import (
 
 type mcpServeFlags struct {
 	Workspace  string `flag:"workspace" default:"." doc:"directory to work in"`
-	serveFlags `groups:"Policy,Sandbox,Limits,Output"`
+	serveFlags `groups:"Policy,Sandbox,Files and user,Limits,Output"`
 	named      bool
 }
 

@@ -32,7 +32,7 @@ const holdWord = "hold"
 
 type createFlags struct {
 	TTL            time.Duration `flag:"ttl" default:"1h" doc:"end the sandbox after this time without a command"`
-	workspaceFlags `groups:"Sandbox"`
+	workspaceFlags `groups:"Sandbox,Files and user"`
 }
 
 func newSandboxCreateCommand(a *app) *cobra.Command {

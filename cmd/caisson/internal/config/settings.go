@@ -47,12 +47,12 @@ type File struct {
 	Models         map[string]Model `yaml:"models" doc:"models, by name; selecting one selects all its settings" each:"one model"`
 	Backend        *string          `yaml:"backend" flag:"backend" value:"NAME" group:"Sandbox" default:"auto" enum:"auto docker gvisor runc" doc:"where commands run: auto, docker, gvisor or runc"`
 	Image          *string          `yaml:"image" flag:"image" value:"REF" group:"Sandbox" default:"host" doc:"root filesystem: host, an image's name, rootfs:DIR, oci-layout:DIR, docker-archive:FILE or build:DIR"`
-	WritableRoot   *bool            `yaml:"writable_root" flag:"writable-root" group:"Sandbox" default:"false" doc:"let commands write to the files of the image, in a layer that is removed with the sandbox"`
-	Workdir        *string          `yaml:"workdir" flag:"workdir" letter:"w" value:"PATH" group:"Sandbox" default:"/workspace" doc:"where the workspace is mounted in the container: a path, or image for the image's own WORKDIR"`
+	WritableRoot   *bool            `yaml:"writable_root" flag:"writable-root" group:"Files and user" default:"false" doc:"let commands write to the files of the image, in a layer that is removed with the sandbox"`
+	Workdir        *string          `yaml:"workdir" flag:"workdir" letter:"w" value:"PATH" group:"Files and user" default:"/workspace" doc:"where the workspace is mounted in the container: a path, or image for the image's own WORKDIR"`
 	Bounds         `yaml:",inline"`
-	CopyBytes      *Size             `yaml:"copy_bytes" group:"Sandbox" default:"256MiB" doc:"largest workspace that mode copy sends; the copy is in memory, and may grow to four times this size"`
-	CopyEntries    *Count            `yaml:"copy_entries" group:"Sandbox" default:"100000" doc:"largest number of files and directories that mode copy sends"`
-	CopyCheckpoint *string           `yaml:"copy_checkpoint" flag:"copy-checkpoint" value:"WHEN" group:"Sandbox" default:"turn" enum:"turn never" doc:"when mode copy saves changes before the end: turn, while the model is asked, so that a sandbox that replaces a lost one has them; or never"`
+	CopyBytes      *Size             `yaml:"copy_bytes" group:"Files and user" default:"256MiB" doc:"largest workspace that mode copy sends; the copy is in memory, and may grow to four times this size"`
+	CopyEntries    *Count            `yaml:"copy_entries" group:"Files and user" default:"100000" doc:"largest number of files and directories that mode copy sends"`
+	CopyCheckpoint *string           `yaml:"copy_checkpoint" flag:"copy-checkpoint" value:"WHEN" group:"Files and user" default:"turn" enum:"turn never" doc:"when mode copy saves changes before the end: turn, while the model is asked, so that a sandbox that replaces a lost one has them; or never"`
 	Service        Service           `yaml:"service" doc:"a long-running program in the sandbox, such as the server that an image starts"`
 	KeepChanges    *Duration         `yaml:"keep_changes" flag:"keep-changes" value:"TIME" group:"Output" default:"336h" doc:"how long changes of overlay runs wait to be applied, such as 336h"`
 	KeepSessions   *Duration         `yaml:"keep_sessions" flag:"keep-sessions" value:"TIME" group:"Output" default:"2160h" doc:"how long complete records are kept, such as 2160h; after that, only audit records are kept"`
@@ -60,8 +60,8 @@ type File struct {
 	EnvFrom        Names             `yaml:"env_from" flag:"env-from" value:"NAMES" group:"Sandbox" doc:"variables of caisson's own environment that commands also get; their values are kept out of records; separate them with commas in the flag"`
 	// MoreEnvFrom are names that the command line adds to EnvFrom.
 	MoreEnvFrom           Names            `yaml:"-"`
-	Mounts                Mounts           `yaml:"mounts" flag:"mount" letter:"v" value:"MOUNTS" group:"Sandbox" doc:"directories of this machine that commands see; in the flag, FROM:TO or FROM:TO:ro, separated by commas"`
-	Caches                Names            `yaml:"caches" flag:"cache" value:"NAMES" group:"Sandbox" doc:"caches that the sessions of a workspace share: go, npm, pip, cargo, maven, apt, or a directory such as ~/.gradle; separate them with commas in the flag"`
+	Mounts                Mounts           `yaml:"mounts" flag:"mount" letter:"v" value:"MOUNTS" group:"Files and user" doc:"directories of this machine that commands see; in the flag, FROM:TO or FROM:TO:ro, separated by commas"`
+	Caches                Names            `yaml:"caches" flag:"cache" value:"NAMES" group:"Files and user" doc:"caches that the sessions of a workspace share: go, npm, pip, cargo, maven, apt, or a directory such as ~/.gradle; separate them with commas in the flag"`
 	KeepCaches            *Duration        `yaml:"keep_caches" flag:"keep-caches" value:"TIME" group:"Output" default:"720h" doc:"how long unused caches are kept, such as 720h"`
 	Submounts             []string         `yaml:"submounts" doc:"accepted mounts inside the workspace"`
 	Policy                *Policy          `yaml:"policy" doc:"which calls run, prompt or are refused"`
@@ -74,7 +74,7 @@ type File struct {
 	Egress                Egress           `yaml:"egress" doc:"what commands may reach; without a rule they have no network"`
 	Docker                Docker           `yaml:"docker" doc:"the Docker engine"`
 	Stream                *bool            `yaml:"stream" flag:"stream" group:"Model" default:"true" doc:"stream the model's answer"`
-	CallerOwnsFiles       *bool            `yaml:"caller_owns_files" flag:"caller-owns-files" group:"Sandbox" default:"false" doc:"let new files belong to the user who runs caisson"`
+	CallerOwnsFiles       *bool            `yaml:"caller_owns_files" flag:"caller-owns-files" group:"Files and user" default:"false" doc:"let new files belong to the user who runs caisson"`
 	AcceptSystemWorkspace *bool            `yaml:"accept_system_workspace" flag:"accept-system-workspace" group:"Task" default:"false" doc:"let a directory of the system, such as /etc or /home, be the workspace"`
 	HostImage             HostImage        `yaml:"host_image" doc:"what image host contains in addition to the machine's /usr"`
 	Images                Images           `yaml:"images" doc:"how images are fetched"`
@@ -136,13 +136,13 @@ type Chat struct {
 // values further left in the tag tighten.
 type Bounds struct {
 	Git  *string `yaml:"git" flag:"git" value:"MODE" group:"Sandbox" default:"ro" enum:"ro commit" tighten:"ro commit" doc:"what commands may do to .git: ro or commit"`
-	User *string `yaml:"user" flag:"user" letter:"u" value:"WHO" group:"Sandbox" default:"owner" enum:"owner image root" tighten:"owner image root" doc:"user of commands: owner, without privileges; image, the image's USER; or root, only in the container (gvisor, runc, docker with runsc)"`
+	User *string `yaml:"user" flag:"user" letter:"u" value:"WHO" group:"Files and user" default:"owner" enum:"owner image root" tighten:"owner image root" doc:"user of commands: owner, without privileges; image, the image's USER; or root, only in the container (gvisor, runc, docker with runsc)"`
 	// Mode is "bind" unless a layer or the requirements set it.
-	Mode *string `yaml:"mode" flag:"mode" value:"MODE" group:"Sandbox" enum:"bind overlay copy" tighten:"copy overlay bind" doc:"how commands get the workspace: bind, which changes it directly; overlay, which leaves it unchanged; or copy, which sends it, for example to an engine on another machine"`
+	Mode *string `yaml:"mode" flag:"mode" value:"MODE" group:"Files and user" enum:"bind overlay copy" tighten:"copy overlay bind" doc:"how commands get the workspace: bind, which changes it directly; overlay, which leaves it unchanged; or copy, which sends it, for example to an engine on another machine"`
 	// Isolation is "auto" unless a layer or the requirements set it.
 	Isolation *string `yaml:"isolation" flag:"isolation" value:"HOW" group:"Sandbox" shown:"auto" enum:"auto namespaces process" tighten:"namespaces auto process" doc:"how the sandbox is separated from this machine: namespaces; process, which is gvisor without namespaces and works in any container; or auto, the strongest that works"`
 	// CacheUse is "writable" unless a layer or the requirements set it.
-	CacheUse         *string   `yaml:"cache_use" flag:"cache-use" value:"HOW" group:"Sandbox" shown:"writable" enum:"writable frozen none" tighten:"none frozen writable" doc:"how commands use the caches: writable, frozen (what they write is dropped) or none"`
+	CacheUse         *string   `yaml:"cache_use" flag:"cache-use" value:"HOW" group:"Files and user" shown:"writable" enum:"writable frozen none" tighten:"none frozen writable" doc:"how commands use the caches: writable, frozen (what they write is dropped) or none"`
 	OnPrompt         *string   `yaml:"on_prompt" flag:"on-prompt" value:"WHAT" group:"Policy" default:"deny" enum:"deny fail allow" tighten:"deny fail allow" doc:"what to do about a prompt if nobody can be asked: deny, fail or allow"`
 	RefuseLost       *bool     `yaml:"refuse_lost" flag:"refuse-lost" group:"Sandbox" default:"false" tighten:"true false" doc:"don't run if the sandbox lacks a protection"`
 	InstructionFiles *bool     `yaml:"instruction_files" flag:"instruction-files" group:"Task" default:"true" tighten:"false true" doc:"send the workspace's AGENTS.md to the model: as the operator's instructions if this version is trusted (caisson trust), otherwise as data"`
