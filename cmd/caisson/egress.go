@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bufio"
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -183,7 +185,8 @@ func decideEgress(o runner.EgressOptions, t rule.Target, method string) egressDe
 
 func newEgressSuggestCommand(a *app) *cobra.Command {
 	var f struct {
-		JSON bool `flag:"json" doc:"write a JSON array"`
+		Apply bool `flag:"apply" doc:"write the rules for commands to your configuration file, for the session's workspace"`
+		JSON  bool `flag:"json" doc:"write a JSON array"`
 	}
 	return newCommand(&cobra.Command{
 		Use: "suggest [flags] SESSION", Short: "Print rules for what a session was refused", Args: oneSession,
@@ -193,14 +196,22 @@ as a part of the configuration. SESSION is as for caisson trace show.
 Programs chose these hosts, and the code they run may be anyone's: add only rules that you expect. A
 rule for a path, https://HOST/PATH, allows less than a rule for a host. A public registry is suggested
 as its preset, and a host at an address that is not public as an entry of egress.private.
+
+With --apply, the rules for commands are written, after they are shown, below workspaces in your
+configuration file; on a terminal, the command asks first. Everything else in the file stays as it is.
+Rules of MCP servers belong to the servers' own settings: add these by hand.
 `,
-		Example: "  caisson egress suggest last",
+		Example: "  caisson egress suggest last\n  caisson egress suggest --apply last",
 		RunE: func(_ *cobra.Command, args []string) error {
 			s, err := traceSession(a.environ, args[0])
 			if err != nil {
 				return err
 			}
-			return suggestEgress(a, s, f.JSON)
+			list, workspace, err := suggestEgress(a, s, f.JSON)
+			if err != nil || !f.Apply {
+				return err
+			}
+			return applyEgress(a, workspace, list)
 		},
 	}, &f, usesConfig|usesInput, nil)
 }
@@ -223,14 +234,16 @@ type egressSuggestion struct {
 	Count   int64    `json:"count"`
 }
 
-func suggestEgress(a *app, s trace.Session, asJSON bool) error {
-	list := []egressSuggestion{}
+// suggestEgress shows what a session lacked, and returns it with the session's workspace.
+func suggestEgress(a *app, s trace.Session, asJSON bool) (list []egressSuggestion, workspace string, err error) {
+	list = []egressSuggestion{}
 	var reach *record.Egress
 	var unresolved []string
 	overview, err := trace.Read(s, func(r record.Record) {
 		switch r.Kind {
 		case record.KindSessionCreated, record.KindSessionResumed: // their payloads begin alike
-			reach = record.PayloadOf[record.SessionCreated](r).Egress
+			p := record.PayloadOf[record.SessionCreated](r)
+			reach, workspace = p.Egress, cmp.Or(p.Workspace, workspace)
 		case record.KindNetworkDenied:
 			if p := record.PayloadOf[record.NetworkDenied](r); p.Way != "" {
 				list = addSuggestion(list, p, reach)
@@ -242,7 +255,7 @@ func suggestEgress(a *app, s trace.Session, asJSON bool) error {
 		}
 	})
 	if err != nil {
-		return err
+		return nil, "", err
 	}
 	if overview.Damage != "" {
 		reportDamage(a, overview)
@@ -255,9 +268,92 @@ func suggestEgress(a *app, s trace.Session, asJSON bool) error {
 	}
 	if len(list) == 0 && !asJSON {
 		a.warn("no connection of the session's commands or MCP servers was refused")
+		return list, workspace, nil
+	}
+	return list, workspace, a.show(asJSON, list, func(p *page) { describeSuggestions(p, list) })
+}
+
+// applyEgress writes the suggestions for commands to the user's file. On a terminal it asks
+// first.
+func applyEgress(a *app, workspace string, list []egressSuggestion) error {
+	w, err := workspaceFor(a.environ, workspace)
+	if err != nil {
+		return newFailure(exitInput, err, "the session's workspace can't be opened: "+err.Error(), "Add the rules by hand.")
+	}
+	defer func() { _ = w.Close() }()
+	s, err := loadSettings(a, config.File{}, "")
+	if err != nil {
+		return err
+	}
+	if err := s.loadFor(w.Path); err != nil {
+		return err
+	}
+	needed := missingSettings{s}
+	additions := needed.egressAdditions(list)
+	if len(additions) == 0 {
+		a.warn("nothing was written: there is no rule for commands that your settings lack")
 		return nil
 	}
-	return a.show(asJSON, list, func(p *page) { describeSuggestions(p, list) })
+	edit, err := needed.editFor(w, additions)
+	if err != nil {
+		return err
+	}
+	if a.terminal(a.stdin) && a.terminal(a.stderr) && !askYes(a, bufio.NewReader(a.stdin), "Write these rules for commands in "+w.Path+" to "+edit.Path+"?") {
+		return nil
+	}
+	if err := edit.Write(); err != nil {
+		return writeProblem(edit.Path, err)
+	}
+	a.warn("written to " + edit.Path + ", for commands in " + w.Path)
+	return nil
+}
+
+// egressAdditions returns the suggestions for commands that the settings lack.
+func (s missingSettings) egressAdditions(list []egressSuggestion) []config.Addition {
+	have := s.conf.Egress
+	presets := config.Addition{Keys: []string{"egress", "presets"}, Inherited: flowScalars(have.Presets)}
+	allow := config.Addition{Keys: []string{"egress", "allow"}}
+	for _, r := range have.Allow {
+		allow.Inherited = append(allow.Inherited, flowRule(r))
+	}
+	add := func(to *config.Addition, item string) {
+		if !slices.Contains(slices.Concat(to.Inherited, to.Items), item) {
+			to.Items = append(to.Items, item)
+		}
+	}
+	private := map[string][]string{} // by host, as YAML
+	for _, one := range list {
+		switch {
+		case one.Server != "", strings.Contains(one.Rule+one.Private, "${"): // which stands for a variable in the file
+		case one.Preset != "":
+			add(&presets, config.FlowScalar(one.Preset))
+		case one.Private != "":
+			host, addr, _ := strings.Cut(one.Private, ": ")
+			private[host] = append(private[host], strings.Trim(addr, "[]"))
+		case one.Rule != "":
+			add(&allow, flowRule(config.EgressRule{URL: one.Rule, Methods: one.Methods}))
+		}
+	}
+	networks := config.Addition{Keys: []string{"egress", "private"}, Entries: [][2]string{}}
+	for host, networks := range have.Private {
+		key, had := config.FlowScalar(host), flowScalars(networks)
+		added := slices.DeleteFunc(private[key], func(addr string) bool { return slices.Contains(had, addr) })
+		if delete(private, key); len(added) > 0 {
+			private[key] = slices.Concat(had, added)
+		}
+	}
+	for _, host := range slices.Sorted(maps.Keys(private)) {
+		networks.Entries = append(networks.Entries, [2]string{host, "[" + strings.Join(private[host], ", ") + "]"})
+	}
+	return slices.DeleteFunc([]config.Addition{presets, networks, allow}, func(a config.Addition) bool {
+		return len(a.Items) == 0 && len(a.Entries) == 0
+	})
+}
+
+// flowRule returns a rule as YAML on one line.
+func flowRule(r config.EgressRule) string {
+	text, _ := json.Marshal(r) // it has only strings
+	return string(text)
 }
 
 // addSuggestion adds a refusal to a list. reach is what commands may reach.
