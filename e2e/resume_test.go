@@ -308,21 +308,25 @@ func TestResumeKeepsTheOverlay(t *testing.T) {
 // under way does not run again.
 func TestResumeOfACopy(t *testing.T) {
 	needBackend(t, "docker")
+	t.Parallel()
 	m := newMachine(t)
 	m.write(t, "a", "before\n")
 	m.write(t, "gone", "old\n")
 	before := treeOf(t, m.workspace)
 	run := m.start(t, taskArgs(m, append([]string{"--backend", "docker", "--mode", "copy"}, m.playing(t,
 		[]scriptCall{shell("echo after > a; rm gone; mkdir d; echo new > d/new; chmod 750 d/new")},
-		[]scriptCall{shell("echo half > half; sleep 300")},
+		// The checkpoint is made beside it, and must not find what it writes.
+		[]scriptCall{shell("sleep 20; echo half > half; sleep 300")},
 		[]scriptCall{shell("cat a d/new; ls; stat -c %a d/new; echo more >> d/new")},
 		[]scriptCall{call("read_file", map[string]any{"path": "d/new"}), call("write_file", map[string]any{"path": "tool", "content": "by tool\n"})})...)...)...)
 	run.until(t, "the second command", func() bool { return strings.Count(run.stdout.String(), `"tool.called"`) == 2 })
+	written := time.After(21 * time.Second)
 	session := readRecords(t, run.stdout.String())[0].Session
 	eventually(t, "the checkpoint", time.Minute, func() bool {
 		_, err := os.Stat(filepath.Join(m.stateDir(), "sessions", session, "overlay", "upper", "d", "new"))
 		return err == nil
 	})
+	<-written
 	run.kill(t)
 	m.run(t, "run", "--workspace", m.workspace, "--policy", "ci", "--mode", "bind", "--resume", session).want(t, 42)
 	m.run(t, "run", "--workspace", m.workspace, "--policy", "ci", "--resume", session).want(t, 0)
