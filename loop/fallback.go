@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"net/http"
 	"time"
 )
 
@@ -80,7 +81,8 @@ func (t *turn) fallBack(ctx context.Context, c *pendingCall, err error) bool {
 		return false
 	}
 	var minWindow int64
-	if class == ModelContextOverflow {
+	refused, _ := errors.AsType[*ModelError](err)
+	if class == ModelContextOverflow && refused.Status != http.StatusTooManyRequests { // otherwise a rate limit was too small
 		minWindow = t.profile.ContextWindow
 	}
 	from := t.profile.Name

@@ -2,6 +2,7 @@ package loop
 
 import (
 	"errors"
+	"net/http"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -50,6 +51,11 @@ func TestFallback(t *testing.T) {
 		"overflow, to a larger window": {
 			first: failing(fail(ModelContextOverflow)), second: failing(), third: failing(), windows: [3]int64{1000, 1000, 2000},
 			calls: []string{"a 1 context_overflow", "a > c", "c 2 answered"}, reason: StopAnswered,
+		},
+		"too large for a rate limit, to a window of this size": {
+			first:  failing(&ModelError{Class: ModelContextOverflow, Status: http.StatusTooManyRequests, Err: errors.New("too large")}),
+			second: failing(), windows: [3]int64{1000, 1000, 0},
+			calls: []string{"a 1 context_overflow", "a > b", "b 2 answered"}, reason: StopAnswered,
 		},
 		"overflow, to an unknown window": {
 			first: failing(fail(ModelContextOverflow)), second: failing(), windows: [3]int64{1000, 0, 0},

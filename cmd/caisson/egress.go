@@ -27,7 +27,7 @@ import (
 func newEgressCommand(a *app) *cobra.Command {
 	return newGroup(&cobra.Command{
 		Use: "egress", Short: "Check which hosts commands may reach, and suggest rules for refused ones",
-		Long: "Check what the egress settings let commands reach. Without a rule, commands have no network.",
+		Long: "Check what the egress settings let commands reach. Without a rule, commands have no network,\nunless egress.unknown is prompt.",
 	}, newEgressCheckCommand(a), newEgressSuggestCommand(a))
 }
 
@@ -118,15 +118,15 @@ func (d egressDecision) describe() string {
 // reasonNoNetwork is the reason if egress is not configured.
 const reasonNoNetwork = "no_network"
 
-// parseEgressTarget returns the destination of a connection. Its scheme is http, https
-// or tcp.
+// parseEgressTarget returns the destination of a connection. Its scheme is http, https,
+// tls or tcp.
 func parseEgressTarget(raw string) (rule.Target, error) {
 	scheme, _, hasScheme := strings.Cut(raw, "://")
 	switch {
 	case hasScheme && (scheme == "http" || scheme == "https"):
 		return rule.ParseTarget(raw)
 	case !hasScheme:
-		raw = "tcp://" + raw
+		scheme, raw = "tls", "tls://"+raw
 	case scheme != "tls" && scheme != "tcp":
 		return rule.Target{}, fmt.Errorf("scheme %q is none of https, http, tls and tcp", scheme)
 	}
@@ -145,7 +145,7 @@ func parseEgressTarget(raw string) (rule.Target, error) {
 	if err != nil || port == 0 {
 		return rule.Target{}, fmt.Errorf("port %q is not one of 1 to 65535", u.Port())
 	}
-	return rule.Target{Origin: rule.Origin{Scheme: "tcp", Host: host, Port: uint16(port)}}, nil
+	return rule.Target{Origin: rule.Origin{Scheme: scheme, Host: host, Port: uint16(port)}}, nil
 }
 
 // decideEgress decides about a target. It uses the method if Caisson can read the
@@ -159,7 +159,8 @@ func decideEgress(o runner.EgressOptions, t rule.Target, method string) egressDe
 	case !d.Allowed():
 	case t.Scheme == "http", t.Scheme == "https" && d.Ways&rule.WayHTTPS != 0:
 		d, sees = o.Policy.DecideRequest(t, method), "requests"
-	case t.Scheme == "https" && d.Ways&(rule.WayTLS|rule.WayAny) == 0:
+	case t.Scheme == "https" && d.Ways&(rule.WayTLS|rule.WayAny) == 0,
+		t.Scheme == "tcp" && d.Ways&rule.WayAny == 0:
 		d = rule.Decision{Reason: rule.ReasonNotAllowed}
 	case d.Ways&(rule.WayTLS|rule.WayAny) == 0:
 		sees = "requests"
@@ -276,6 +277,9 @@ func suggestEgress(a *app, s trace.Session, asJSON bool) (list []egressSuggestio
 // applyEgress writes the suggestions for commands to the user's file. On a terminal it asks
 // first.
 func applyEgress(a *app, workspace string, list []egressSuggestion) error {
+	if workspace == "" {
+		return newFailure(exitInput, nil, "the session's records don't name its workspace", "Add the rules by hand.")
+	}
 	w, err := workspaceFor(a.environ, workspace)
 	if err != nil {
 		return newFailure(exitInput, err, "the session's workspace can't be opened: "+err.Error(), "Add the rules by hand.")
@@ -298,7 +302,7 @@ func applyEgress(a *app, workspace string, list []egressSuggestion) error {
 	if err != nil {
 		return err
 	}
-	if a.terminal(a.stdin) && a.terminal(a.stderr) && !askYes(a, bufio.NewReader(a.stdin), "Write these rules for commands in "+w.Path+" to "+edit.Path+"?") {
+	if a.terminal(a.stdin) && !askYes(a, bufio.NewReader(a.stdin), "Write these rules for commands in "+w.Path+" to "+edit.Path+"?") {
 		return nil
 	}
 	if err := edit.Write(); err != nil {
@@ -324,7 +328,7 @@ func (s missingSettings) egressAdditions(list []egressSuggestion) []config.Addit
 	private := map[string][]string{} // by host, as YAML
 	for _, one := range list {
 		switch {
-		case one.Server != "", strings.Contains(one.Rule+one.Private, "${"): // which stands for a variable in the file
+		case one.Server != "", strings.Contains(one.Rule+one.Private, "${"): // the file would expand ${…} as a variable
 		case one.Preset != "":
 			add(&presets, config.FlowScalar(one.Preset))
 		case one.Private != "":
@@ -335,8 +339,8 @@ func (s missingSettings) egressAdditions(list []egressSuggestion) []config.Addit
 		}
 	}
 	networks := config.Addition{Keys: []string{"egress", "private"}, Entries: [][2]string{}}
-	for host, networks := range have.Private {
-		key, had := config.FlowScalar(host), flowScalars(networks)
+	for host, known := range have.Private {
+		key, had := config.FlowScalar(host), flowScalars(known)
 		added := slices.DeleteFunc(private[key], func(addr string) bool { return slices.Contains(had, addr) })
 		if delete(private, key); len(added) > 0 {
 			private[key] = slices.Concat(had, added)

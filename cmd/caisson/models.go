@@ -324,7 +324,7 @@ func (s *settings) parseAgent(agent string) (name, model string, ok bool) {
 func (s *settings) identifyPrograms(list []string, to map[string]string) error {
 	for _, agent := range list {
 		name, _, ok := s.parseAgent(agent)
-		if key := "agent " + name; ok && to[key] == "" {
+		if key := batch.AgentSetting + name; ok && to[key] == "" {
 			r, err := s.findProgram(&s.conf, name, "")
 			if err != nil {
 				return err

@@ -293,6 +293,10 @@ func (r *trialRun) runModel(ctx context.Context, step *task.Step, result *StepRe
 	case loop.StopAnswered:
 		return nil
 	case loop.StopLimit:
+		// The prompt alone can be above a rate limit. What an agent has read is its own doing.
+		if e, ok := errors.AsType[*loop.ModelError](report.Err); ok && e.Status == http.StatusTooManyRequests && !r.acted && report.Usage.ToolCalls == 0 {
+			return &infraError{Provider, report.Err}
+		}
 		return r.noteLimit(result, report.Limit, step.Agent.Budget.CostMicroUSD)
 	case loop.StopStuck, loop.StopNoApprover:
 		result.Class, result.Cause = AgentFailed, string(report.Reason)

@@ -59,9 +59,10 @@ func (d doubts) addConnections(closed []record.NetworkClosed, control bool) {
 	reached := map[string]bool{}
 	for _, c := range closed {
 		isSilent := c.Ending == rule.ReasonTimeout && c.Addr != "" && c.Sent == 0 // the program sent nothing
-		if slices.Contains(failedEndings, c.Ending) && !isSilent {
+		switch {
+		case slices.Contains(failedEndings, c.Ending) && !isSilent:
 			d[c.Host] = c.Ending
-		} else {
+		case c.Ending != egress.EndingCanceled || c.Addr != "": // it was connected
 			reached[c.Host] = true
 		}
 	}

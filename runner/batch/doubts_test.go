@@ -24,6 +24,7 @@ func TestConfirmedDoubts(t *testing.T) {
 func TestConnections(t *testing.T) {
 	closed := []record.NetworkClosed{
 		{Host: "down:443", Ending: rule.ReasonConnect},
+		{Host: "down:443", Ending: egress.EndingCanceled}, // while it was connected to
 		{Host: "silent:443", Addr: "192.0.2.1:443", Ending: rule.ReasonTimeout},
 		{Host: "slow:443", Addr: "192.0.2.1:443", Sent: 300, Ending: rule.ReasonTimeout},
 		{Host: "partly:443", Ending: rule.ReasonConnect},

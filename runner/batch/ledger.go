@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -38,8 +40,8 @@ type Spec struct {
 	// Version is the program's. Backend is the sandboxes' backend.
 	Version string `json:"version"`
 	Backend string `json:"backend"`
-	// Settings are what else results depend on, for people. A batch's settings can't
-	// change.
+	// Settings are what else results depend on, for people. They can't change, but agents
+	// that are added have new ones.
 	Settings map[string]string `json:"settings,omitempty"`
 	Tasks    []SpecTask        `json:"tasks"`
 	Agents   []string          `json:"agents"`
@@ -49,6 +51,9 @@ type Spec struct {
 	// dollar.
 	DroppedMicroUSD int64 `json:"dropped_cost_micro_usd,omitempty"`
 }
+
+// AgentSetting begins the keys of [Spec.Settings] that say which program an agent is.
+const AgentSetting = "agent "
 
 // SpecTask is a task in a [Spec].
 type SpecTask struct {
@@ -83,11 +88,21 @@ func (s Spec) CheckSpec(old Spec) error {
 		return &MismatchError{What: "backend", Old: old.Backend, New: s.Backend}
 	}
 	for key, value := range s.Settings {
-		if old.Settings[key] != value {
-			return &MismatchError{What: key, Old: old.Settings[key], New: value}
+		was, known := old.Settings[key]
+		if isNew := !known && strings.HasPrefix(key, AgentSetting); was != value && !isNew {
+			return &MismatchError{What: key, Old: was, New: value}
 		}
 	}
 	return nil
+}
+
+// keepSettings adds another spec's settings, so that agents that are left out once can't
+// change meanwhile.
+func (s *Spec) keepSettings(o Spec) {
+	settings := map[string]string{}
+	maps.Copy(settings, o.Settings)
+	maps.Copy(settings, s.Settings)
+	s.Settings = settings
 }
 
 // MismatchError reports that a directory's results belong to another batch.
@@ -171,6 +186,7 @@ func OpenLedger(dir string, s Spec) (*Ledger, error) {
 // Close. The error wraps [ErrInUse], or [ErrForeign], because a batch removes files in
 // its directory. Until Load, only Load and Close may be called.
 func LockLedger(dir string) (*Ledger, error) {
+	dir = filepath.Clean(dir)
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return nil, err
 	}
@@ -232,6 +248,7 @@ func (l *Ledger) writeSpec(s Spec) error {
 			return fmt.Errorf("%s: %w", l.dir, err)
 		}
 		s.Created, s.DroppedMicroUSD = old.Created, max(s.DroppedMicroUSD, old.DroppedMicroUSD)
+		s.keepSettings(old)
 	}
 	if s.Created.IsZero() {
 		s.Created = time.Now().UTC()

@@ -141,6 +141,7 @@ func TestLedgerRefuses(t *testing.T) {
 		"task":     spec(changed),
 		"backend":  {Backend: "other", Tasks: NewSpecTasks(list)},
 		"settings": {Backend: "fake", Tasks: NewSpecTasks(list), Settings: map[string]string{"image": "other"}},
+		"key":      {Backend: "fake", Tasks: NewSpecTasks(list), Settings: map[string]string{"other": "x"}},
 	} {
 		_, err := OpenLedger(dir, s)
 		if _, ok := errors.AsType[*MismatchError](err); !ok {
@@ -148,6 +149,13 @@ func TestLedgerRefuses(t *testing.T) {
 		}
 	}
 	must(t, open(t, dir, spec(tasks(3))).Close()) // more tasks go on
+	added, later := spec(list), spec(list)        // and more agents, even if one was left out meanwhile
+	added.Settings[AgentSetting+"claude"], later.Settings[AgentSetting+"claude"] = "2.0", "2.1"
+	must(t, open(t, dir, added).Close())
+	must(t, open(t, dir, spec(list)).Close())
+	if _, err := OpenLedger(dir, later); !errors.As(err, new(*MismatchError)) {
+		t.Errorf("another version of an agent: %v", err)
+	}
 	must(t, os.RemoveAll(filepath.Join(dir, SpecFile)))
 	must(t, os.WriteFile(filepath.Join(dir, ResultsFile), []byte(`{"task":"task-1","agent":"nop","attempt":1,"outcome":"passed","task_checksum":"sha256:other"}`+"\n"), 0o644))
 	if _, err := OpenLedger(dir, spec(list)); !errors.As(err, new(*MismatchError)) {

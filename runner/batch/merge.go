@@ -59,6 +59,7 @@ func Merge(dir string, from []string) (twice []Key, err error) {
 }
 
 func (s *Spec) addSpec(o Spec) {
+	s.keepSettings(o)
 	known := map[string]int{}
 	for i, t := range s.Tasks {
 		known[t.ID] = i

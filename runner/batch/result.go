@@ -55,7 +55,7 @@ const (
 	RewardMissing     Class = "reward_missing"    // the verifier wrote no reward
 	RewardEmpty       Class = "reward_empty"      // its file is empty
 	RewardUnparsable  Class = "reward_unparsable" // its file is no number, or no object of numbers
-	VerifierTimeout   Class = "verifier_timeout"  // the verifier reached its time limit twice
+	VerifierTimeout   Class = "verifier_timeout"  // the verifier reached its time limit
 	MinRewardNotMet   Class = "min_reward"        // a step's reward was below its minimum
 	VerifierCrashed   Class = "verifier_crashed"  // its sandbox ended because of what ran in it, or its files could not be collected
 	UnverifiedOutcome Class = "unverified"        // the task has no verifier

@@ -103,13 +103,14 @@ func newRate(values []float64, interval stats.Interval) Rate {
 	return r
 }
 
-// Summarize sums up results. Those of tasks that the batch no longer has don't count.
+// Summarize sums up results. Those of tasks and attempts that the batch no longer has don't
+// count.
 func Summarize(s Spec, results []Result) Summary {
 	has := map[string]bool{}
 	for _, t := range s.Tasks {
 		has[t.ID] = true
 	}
-	results = slices.DeleteFunc(slices.Clone(results), func(r Result) bool { return !has[r.Task] })
+	results = slices.DeleteFunc(slices.Clone(results), func(r Result) bool { return !has[r.Task] || r.Attempt > s.Attempts })
 	out := Summary{SchemaVersion: 1, Created: s.Created, Backend: s.Backend, Attempts: s.Attempts, Shard: s.Shard, Tasks: len(s.Tasks), Unsupported: []UnsupportedTask{}, Agents: []AgentSummary{}}
 	for _, t := range s.Tasks {
 		if len(t.Unsupported) > 0 {

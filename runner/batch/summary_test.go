@@ -42,7 +42,7 @@ func TestSummarize(t *testing.T) {
 	list := []Result{
 		result("task-0", "m", 1, Passed), result("task-0", "m", 2, Failed), result("task-1", "m", 1, Passed), result("task-1", "m", 2, Passed),
 		result("task-2", "m", 1, Infrastructure), result("task-2", "other", 1, Passed), result("task-2", "m", 2, Suspect), result("task-2", "other", 2, Suspect),
-		result("no longer", "m", 1, Passed), result("no longer", "m", 2, Suspect),
+		result("no longer", "m", 1, Passed), result("no longer", "m", 2, Suspect), result("task-0", "m", 3, Passed),
 	}
 	for i := range list {
 		list[i].Model, list[i].Usage = "p/m", limits.Usage{Rounds: 1, InputTokens: 10, CostMicroUSD: new(int64(500_000))}

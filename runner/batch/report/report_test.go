@@ -388,7 +388,7 @@ func TestCells(t *testing.T) {
 // TestCostPlot: points are where their figures say, and labels don't cover each other.
 func TestCostPlot(t *testing.T) {
 	s, _ := newSample(1, 1)
-	s.Agents, s.Tasks, s.Attempts = nil, nil, 1
+	s.Agents, s.Tasks, s.Attempts = nil, []batch.SpecTask{{ID: "t"}}, 1
 	var results []batch.Result
 	for i := range maxPoints + 2 {
 		s.Agents = append(s.Agents, fmt.Sprintf("m%02d", i))

@@ -111,17 +111,18 @@ func (w *Watch) WatchContext(ctx context.Context, bounds ...*Bound) (watched con
 		return ctx, func() {}
 	}
 	now := w.room()
-	slack := w.slack.take(now.Bytes < w.reserve.Bytes || now.Files < w.reserve.Files)
+	slack := w.slack.take(now.Bytes >= 0 && now.Bytes < w.reserve.Bytes || now.Files >= 0 && now.Files < w.reserve.Files)
 	floor := Room{Bytes: min(w.reserve.Bytes, now.Bytes-slack.bytes), Files: min(w.reserve.Files, now.Files-slack.files)}
 	ctx, cancel := context.WithCancelCause(ctx)
 	ended := make(chan struct{})
 	endCommand := func(full error) {
+		cancelled := ctx.Err() != nil
 		select {
 		case <-ended: // meanwhile
 			return
 		default:
 		}
-		if ctx.Err() != nil && w.kill != nil {
+		if cancelled && w.kill != nil {
 			w.kill()
 		}
 		cancel(full)
@@ -145,8 +146,8 @@ func (w *Watch) WatchContext(ctx context.Context, bounds ...*Bound) (watched con
 		}
 	}()
 	return ctx, func() {
+		close(ended) // first, so that this cancellation kills nothing
 		cancel(nil)
-		close(ended)
 	}
 }
 

@@ -32,6 +32,11 @@ func TestDiskWatch(t *testing.T) {
 	}{
 		"bytes": {func(d *fakeDisk) *atomic.Int64 { return &d.bytes }, Reserve, byteSlack},
 		"files": {func(d *fakeDisk) *atomic.Int64 { return &d.files }, 50_000, fileSlack},
+		"bytes, files not counted": {func(d *fakeDisk) *atomic.Int64 {
+			d.files.Store(-1)
+			d.allFiles.Store(-1)
+			return &d.bytes
+		}, Reserve, byteSlack},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
