@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"reflect"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/coder/websocket"
@@ -215,9 +214,7 @@ func (t *terminalConn) readFirst(ctx context.Context) (first NewTerminal, _ *Pro
 func (t *terminalConn) connect(ctx context.Context, c *command, size sandbox.TerminalSize) error {
 	client := c.terminal.Attach(size)
 	ctx, cancel := context.WithCancelCause(ctx)
-	var reading sync.WaitGroup
-	defer reading.Wait()
-	defer cancel(nil) // ends ping
+	defer cancel(nil) // ends ping, at the latest when the connection is closed
 	if err := t.send(ctx, TerminalEvent{Started: &ExecStarted{Exec: c.id}}); err != nil {
 		client.Detach()
 		return err
@@ -229,7 +226,7 @@ func (t *terminalConn) connect(ctx context.Context, c *command, size sandbox.Ter
 		refused = t.readMessages(context.WithoutCancel(ctx), client)
 		client.Detach()
 	}()
-	reading.Go(func() { t.ping(ctx, client) })
+	go t.ping(ctx, client)
 	for {
 		p, err := client.Next()
 		switch {
@@ -283,7 +280,9 @@ func (t *terminalConn) ping(ctx context.Context, client *terminal.Client) {
 		case <-ctx.Done():
 			return
 		}
-		limited, cancel := context.WithTimeoutCause(ctx, t.api.pingTime, errors.New("no answer to a ping"))
+		// If its context ended while a ping is sent, the connection would be closed before the
+		// command's exit status is sent.
+		limited, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), t.api.pingTime, errors.New("no answer to a ping"))
 		err := t.conn.Ping(limited)
 		cancel()
 		if err != nil && ctx.Err() == nil && (!client.Blocked() || !errors.Is(err, context.DeadlineExceeded)) {
