@@ -365,11 +365,14 @@ func TestKeysBeforeAQuestionAnswerNothing(t *testing.T) {
 		go func() {
 			defer close(typing)
 			for !strings.Contains(seen.String(), "wants to run") {
-				// If the terminal is full, writing would wait for a program that
-				// doesn't read.
-				if n, err := unix.IoctlGetInt(int(seen.slave.Fd()), unix.TIOCINQ); err == nil && n < 1024 {
+				// If the terminal is full, writing would wait for a program that doesn't
+				// read, and hold up the answer.
+				n, err := unix.IoctlGetInt(int(seen.slave.Fd()), unix.TIOCINQ)
+				room := []unix.PollFd{{Fd: int32(seen.master.Fd()), Events: unix.POLLOUT}}
+				if ready, pollErr := unix.Poll(room, 0); err == nil && pollErr == nil && ready == 1 && n < 64 {
 					fmt.Fprint(seen.master, "y\n")
 				}
+				time.Sleep(100 * time.Microsecond) // the kernel passes keys on later
 			}
 		}()
 		w.run()
