@@ -285,14 +285,10 @@ func applyEgress(a *app, workspace string, list []egressSuggestion) error {
 		return newFailure(exitInput, err, "the session's workspace can't be opened: "+err.Error(), "Add the rules by hand.")
 	}
 	defer func() { _ = w.Close() }()
-	s, err := loadSettings(a, config.File{}, "")
+	needed, err := loadMissing(a, w)
 	if err != nil {
 		return err
 	}
-	if err := s.loadFor(w.Path); err != nil {
-		return err
-	}
-	needed := missingSettings{s}
 	additions := needed.egressAdditions(list)
 	if len(additions) == 0 {
 		a.warn("nothing was written: there is no rule for commands that your settings lack")

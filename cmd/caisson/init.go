@@ -89,11 +89,8 @@ func initWorkspace(ctx context.Context, a *app, directory string, f initFlags, a
 		return err
 	}
 	defer func() { _ = w.Close() }()
-	s, err := loadSettings(a, config.File{}, "")
+	needed, err := loadMissing(a, w)
 	if err != nil {
-		return err
-	}
-	if err := s.loadFor(w.Path); err != nil {
 		return err
 	}
 	answer := initAnswer{Workspace: w.Path, Tools: []foundTool{}, Programs: []initProgram{}, Settings: []initSetting{}, Presets: []string{}}
@@ -105,7 +102,6 @@ func initWorkspace(ctx context.Context, a *app, directory string, f initFlags, a
 	for _, f := range found {
 		answer.Tools = append(answer.Tools, foundTool{f.Name, f.File})
 	}
-	needed := missingSettings{s}
 	if answer.Programs, err = needed.findPrograms(ctx, w, found); err != nil {
 		return err
 	}
@@ -159,6 +155,15 @@ func initWorkspace(ctx context.Context, a *app, directory string, f initFlags, a
 
 // missingSettings finds the settings that a workspace needs beside those that it has.
 type missingSettings struct{ *settings }
+
+// loadMissing reads the user's settings for a workspace, without the workspace's own.
+func loadMissing(a *app, w *runner.Workspace) (missingSettings, error) {
+	s, err := loadSettings(a, config.File{}, "")
+	if err == nil {
+		err = s.loadFor(w.Path)
+	}
+	return missingSettings{s}, err
+}
 
 // editFor returns the user's file with the additions. It refuses a file in the workspace,
 // where commands could change it.

@@ -293,8 +293,9 @@ func (r *trialRun) runModel(ctx context.Context, step *task.Step, result *StepRe
 	case loop.StopAnswered:
 		return nil
 	case loop.StopLimit:
-		// The prompt alone can be above a rate limit. What an agent has read is its own doing.
-		if e, ok := errors.AsType[*loop.ModelError](report.Err); ok && e.Status == http.StatusTooManyRequests && !r.acted && report.Usage.ToolCalls == 0 {
+		// The first prompt alone can be above a rate limit. What an agent has read or said, also in
+		// earlier steps, is its own doing.
+		if e, ok := errors.AsType[*loop.ModelError](report.Err); ok && e.Status == http.StatusTooManyRequests && len(r.steps) == 0 && report.Usage.ToolCalls == 0 {
 			return &infraError{Provider, report.Err}
 		}
 		return r.noteLimit(result, report.Limit, step.Agent.Budget.CostMicroUSD)

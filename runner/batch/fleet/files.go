@@ -85,14 +85,14 @@ func packTrial(out *os.File, dir, scratch string, b archiveBounds) (size int64, 
 	return size, whole, err
 }
 
-// isUnreadable reports whether the coordinator would refuse an archive. Where this can't be
-// found out, for example on a full disk, the coordinator will.
+// isUnreadable reports whether the coordinator would refuse an archive. It returns false if
+// this can't be found out here, for example on a full disk: then the coordinator finds out.
 func isUnreadable(in *os.File, scratch string, b archiveBounds) (bool, error) {
 	if _, err := in.Seek(0, io.SeekStart); err != nil {
 		return false, err
 	}
-	if err := os.Mkdir(scratch, 0o700); err != nil {
-		return false, err
+	if os.Mkdir(scratch, 0o700) != nil {
+		return false, nil
 	}
 	_, err := readTrial(in, scratch, b)
 	_, refused := errors.AsType[*damageError](err)
