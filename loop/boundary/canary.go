@@ -28,9 +28,9 @@ const prefixBytes = 4
 
 const canaryMark = "[redacted:canary]"
 
-// maxGap is how many characters other than letters and digits may separate two of a
-// token.
-const maxGap = 8
+// maxGap is how many bytes other than letters and digits may separate two of a token's
+// characters. Control sequences are such bytes.
+const maxGap = maxControlBytes
 
 const (
 	plantedBefore = "The token "
@@ -111,7 +111,7 @@ func (c *Canaries) redactText(text string, more bool) (safe string, leaks, held 
 	type span struct{ start, end int }
 	var found []span
 	open := len(text)
-	search := func(decode func(string) (rune, int)) {
+	search := func(decode func(string) (rune, int)) (controls bool) {
 		f := foldText(text, true, decode, func(r rune) bool { return 'a' <= r && r <= 'z' || '0' <= r && r <= '9' })
 		for i := 0; i < len(f.text); {
 			length, partial := c.matchForm(f, i, more)
@@ -125,10 +125,15 @@ func (c *Canaries) redactText(text string, more bool) (safe string, leaks, held 
 			}
 			i++
 		}
+		return f.controls
 	}
-	search(decodeUnit)
-	if strings.ContainsAny(text, escapers) {
-		search(plainUnit) // a token's digits can look like an escape: ?q=20b7…
+	// A token's digits can look like the rest of a control sequence.
+	if search(decodeUnit) {
+		search(decodeChar)
+	}
+	// They can look like an escape: ?q=20b7…
+	if strings.ContainsAny(text, escapers) && search(plainUnit) {
+		search(plainChar)
 	}
 	slices.SortFunc(found, func(a, b span) int { return cmp.Compare(a.start, b.start) })
 	var out strings.Builder
@@ -145,7 +150,7 @@ func (c *Canaries) redactText(text string, more bool) (safe string, leaks, held 
 	return out.String(), leaks, len(text) - max(open, done)
 }
 
-// escapers begin the escapes that [decodeUnit] decodes.
+// escapers begin the escapes that [decodeChar] decodes.
 const escapers = `&\%=`
 
 // matchForm returns the length of the form at f.text[i:], or 0. partial reports whether
@@ -213,10 +218,16 @@ func (s *Stream) Write(piece string) string {
 	if s.canaries == nil {
 		return piece
 	}
-	text, cut := s.held+piece, ""
+	text := s.held + piece
+	end := len(text)
 	if i := strings.LastIndexAny(text, `&\%`); i >= 0 && i >= len(text)-maxEscapeBytes {
-		text, cut = text[:i], text[i:]
+		end = i
 	}
+	// The end of a piece can cut a control sequence too.
+	if i := strings.LastIndexAny(text, "\x1b\u009b"); i >= 0 && i >= len(text)-maxControlBytes && strings.Trim(text[i:], "\x1b\u009b["+controlParameters) == "" {
+		end = min(end, i)
+	}
+	text, cut := text[:end], text[end:]
 	safe, _, held := s.canaries.redactText(text, true)
 	s.held = safe[len(safe)-held:] + cut
 	return safe[:len(safe)-held]

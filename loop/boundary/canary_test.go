@@ -23,6 +23,8 @@ func leaks(id string) map[string]string {
 		"base64": base64.StdEncoding.EncodeToString([]byte(id)), "base64 in a text": base64.StdEncoding.EncodeToString([]byte("x" + id + "yz")),
 		"base64 in another": base64.StdEncoding.EncodeToString([]byte("xy" + id + "z")), "query": "https://evil.example/?q=" + id + "&x=1",
 		"percent before it": "%" + id, "backslash before it": `\x` + id,
+		"behind a control character": "\u009b" + id, "control characters in it": id[:5] + "\x1b[" + id[5:9] + "\u009b" + id[9:], "escaped control character in it": id[:5] + "&#155;" + id[5:],
+		"control sequence in it": id[:5] + "\x1b[38;5;196m" + id[5:],
 	}
 }
 

@@ -26,10 +26,7 @@ func escapeTags(text string, names []string) string {
 			i++
 			continue
 		}
-		r, n := decodeUnit(text[i:])
-		if opener := strings.IndexAny(text[i+1:i+n], "<="); opener >= 0 {
-			n = 1 + opener // it is among the parameters of a control sequence
-		}
+		r, n := decodeChar(text[i:])
 		if r == '<' && slices.ContainsFunc(names, func(name string) bool { return isTagName(text[i+n:], name) }) {
 			out.WriteString(text[done:i])
 			out.WriteString(escapedOpener)
@@ -47,27 +44,56 @@ func escapeTags(text string, names []string) string {
 // isTagName reports whether rest, the text after an opening bracket, starts with a
 // tag's name. Anything but letters, digits and brackets may precede each letter. The
 // next bracket, even if already escaped, ends the search, so that all searches for a
-// name read a text only once.
+// name read a text a few times at most.
 func isTagName(rest, name string) bool {
-	for name != "" && rest != "" {
-		r, n := decodeUnit(rest)
-		switch {
-		case r == '[' && strings.HasPrefix(rest, escapedOpener):
+	// Bit i means that the text so far can be read as the name's first i letters. There can
+	// be more than one reading: a terminal takes a letter as a control sequence's last
+	// character, a model may not.
+	readings, all := uint32(1), uint32(1)<<len(name)
+	brackets := 0 // in control sequences, where other searches begin
+	for readings != 0 && readings&all == 0 && rest != "" {
+		r, n := decodeChar(rest)
+		if r == '[' && strings.HasPrefix(rest, escapedOpener) {
 			return false
-		case r == rune(name[0]):
-			name = name[1:]
-		case unicode.IsLetter(r) || unicode.IsDigit(r) || r == '<' || r == '>':
-			return false
+		}
+		if sequence := controlLength(rest[n:], r); sequence > 0 {
+			if strings.ContainsAny(rest[n:n+sequence], "<=") {
+				brackets++
+			}
+			if brackets > maxBrackets {
+				return true // no honest text has them
+			}
+			n += sequence
+			last := rest[n-1]
+			if last == '\\' { // it may begin an escape
+				n--
+			}
+			readings |= addLetter(readings, name, foldRune(rune(last)))
+		} else if unicode.IsLetter(r) || unicode.IsDigit(r) || r == '<' || r == '>' {
+			readings = addLetter(readings, name, r)
 		}
 		rest = rest[n:]
 	}
-	return name == ""
+	return readings&all != 0
 }
 
-// decodeUnit decodes the first character of s, plain or escaped, and folds it to the
-// ASCII letter or bracket that it resembles, if any. A terminal control sequence counts
-// as part of its character. n is the length in s, at least 1.
-func decodeUnit(s string) (r rune, n int) {
+// maxBrackets bounds the control sequences with a bracket that a search goes past.
+const maxBrackets = 8
+
+// addLetter returns those of [isTagName]'s readings that r continues, with it.
+func addLetter(readings uint32, name string, r rune) uint32 {
+	longer := uint32(0)
+	for i := range len(name) {
+		if readings&(1<<i) != 0 && r == rune(name[i]) {
+			longer |= 1 << (i + 1)
+		}
+	}
+	return longer
+}
+
+// decodeChar decodes the first character of s, plain or escaped, and folds it to the
+// ASCII letter or bracket that it resembles, if any. n is its length in s, at least 1.
+func decodeChar(s string) (r rune, n int) {
 	switch s[0] {
 	case '&':
 		r, n = decodeEntity(s)
@@ -81,39 +107,54 @@ func decodeUnit(s string) (r rune, n int) {
 		}
 	}
 	if n == 0 {
-		return plainUnit(s)
-	}
-	return foldUnit(s, r, n)
-}
-
-// plainUnit is decodeUnit for a text in which nothing is escaped.
-func plainUnit(s string) (r rune, n int) {
-	r, n = utf8.DecodeRuneInString(s)
-	return foldUnit(s, r, n)
-}
-
-func foldUnit(s string, r rune, n int) (rune, int) {
-	if r == '\x1b' || r == '\u009b' {
-		n += controlLength(s[n:], r)
+		return plainChar(s)
 	}
 	return foldRune(r), n
 }
 
+// plainChar is decodeChar for a text in which nothing is escaped.
+func plainChar(s string) (r rune, n int) {
+	r, n = utf8.DecodeRuneInString(s)
+	return foldRune(r), n
+}
+
+// decodeUnit is decodeChar with a terminal control sequence as part of its first
+// character.
+func decodeUnit(s string) (r rune, n int) {
+	r, n = decodeChar(s)
+	return r, n + controlLength(s[n:], r)
+}
+
+// plainUnit is decodeUnit for a text in which nothing is escaped.
+func plainUnit(s string) (r rune, n int) {
+	r, n = plainChar(s)
+	return r, n + controlLength(s[n:], r)
+}
+
+// beginsControl reports whether a character begins a terminal control sequence.
+func beginsControl(r rune) bool { return r == '\x1b' || r == '\u009b' }
+
 // controlLength returns the length of the rest of a terminal control sequence, such as
-// the [31m of a color, after its first character.
+// the [31m of a color, after its first character. It is 0 after others.
 func controlLength(rest string, first rune) int {
+	if !beginsControl(first) {
+		return 0
+	}
 	parameters, ok := strings.CutPrefix(rest, "[")
 	if !ok && first == '\x1b' {
 		return 0
 	}
-	final := strings.TrimLeft(parameters[:min(len(parameters), maxControlBytes)], "0123456789;:<=>? ")
+	final := strings.TrimLeft(parameters[:min(len(parameters), maxControlBytes)], controlParameters)
 	if final == "" || final[0] < '@' || final[0] > '~' {
 		return 0
 	}
 	return len(rest) - len(parameters) + min(len(parameters), maxControlBytes) - len(final) + 1
 }
 
-const maxControlBytes = 64
+const (
+	maxControlBytes   = 64
+	controlParameters = "0123456789;:<=>? !\"#$'()*+,-./" // without what begins an escape
+)
 
 const maxEntityBytes = 32
 

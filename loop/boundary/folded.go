@@ -13,6 +13,10 @@ type folded struct {
 	text []byte
 	// starts and ends are each byte's offsets in the original, if requested.
 	starts, ends []uint32
+	// decode divided the original into characters. controls reports that the original has
+	// some that begin control sequences.
+	decode   func(string) (rune, int)
+	controls bool
 	// joints are the ascending offsets in text at which invisible characters after a
 	// letter were removed.
 	joints []int
@@ -22,7 +26,7 @@ type folded struct {
 // text. It computes the offsets on first use, because few texts need them.
 func (f *folded) originIn(text string, at span) span {
 	if f.starts == nil {
-		*f = foldText(text, true, decodeUnit, nil)
+		*f = foldText(text, true, f.decode, nil)
 	}
 	return span{int(f.starts[at.start]), int(f.ends[at.end-1])}
 }
@@ -64,10 +68,10 @@ func leaderLength(line string) int {
 	return len(line) - len(marks) + n
 }
 
-// foldText folds text, which must be shorter than 4 GiB. decode is decodeUnit or plainUnit. keep
-// reports whether to keep a character; nil keeps all.
+// foldText folds text, which must be shorter than 4 GiB. decode is decodeUnit,
+// decodeChar, plainUnit or plainChar. keep reports whether to keep a character; nil keeps all.
 func foldText(text string, offsets bool, decode func(string) (rune, int), keep func(rune) bool) folded {
-	f := folded{text: make([]byte, 0, len(text))}
+	f := folded{text: make([]byte, 0, len(text)), decode: decode}
 	if offsets {
 		f.starts, f.ends = make([]uint32, 0, len(text)), make([]uint32, 0, len(text))
 	}
@@ -86,6 +90,7 @@ func foldText(text string, offsets bool, decode func(string) (rune, int), keep f
 			r = ' '
 		case isInvisible(r):
 			f.addJoint(r)
+			f.controls = f.controls || beginsControl(r)
 			r = -1
 		case r > unicode.MaxASCII:
 			r = '?' // matches nothing

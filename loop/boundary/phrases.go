@@ -131,6 +131,15 @@ type span struct{ start, end int }
 
 func findSpans(text string, found func(what string, at span)) {
 	f := foldText(text, false, decodeUnit, nil)
+	f.findSpans(text, found)
+	if f.controls { // a model may read a sequence's last letter
+		f = foldText(text, false, decodeChar, nil)
+		f.findSpans(text, found)
+	}
+}
+
+// findSpans finds phrases in f, and their places in text, the original.
+func (f *folded) findSpans(text string, found func(what string, at span)) {
 	phrases().findMatches(f.text, func(what string, at span) { found(what, f.originIn(text, at)) })
 	if len(f.joints) == 0 {
 		return

@@ -111,6 +111,10 @@ func TestEscapeLetters(t *testing.T) {
 		"<caisson&gt;output": false, "<caisson&gtoutput": false, "<caisson-outpu": false, "<caisson&#;output": true, "<caisson&#xoutput": false,
 		`<caisson\u{}output`: false, `<caisson\u{9output`: false, `<caisson\u{g}output`: false, `<caisson\u9output`: false, `<caisson\x9zoutput`: false,
 		"<caisson&#x110041;output": true, "<caisson&nbsp;output": true, "<caisson&NewLine;output": true, "<&cfr;aisson-output": true, "<caisson=20output": true,
+		// A terminal takes a letter, or the backslash, for the end of a control sequence; a model may not.
+		"<\u009bcaisson-output": true, "<\x1b[caisson-output": true, "<\u009b;caisson-output": true, "<c\u009baisson\x1b[output": true, "<cai\x1b[31ms\u009bson-output": true,
+		"<\u009bccaisson-output": true, `<\u009bcaisson\x9boutput`: true, "<\u009b\\x63aisson-output": true, "<\u009b\\caisson-output": true, "<\u009bxcaisson-output": true, "<\x1b[!pcaisson-output": true,
+		"<\u009bxxcaisson-output": false, "<\u009baisson-output": false, "<cai\u009bsssson-output": false,
 		"<caisson&rsaquo;output": false, "<caisson&noentity;output": false, "<caisson&;output>": true,
 	} {
 		want := name
@@ -122,6 +126,7 @@ func TestEscapeLetters(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]string{
+		"\u009b\\x3ccaisson-output": "\u009b[lt]caisson-output", "%9b\\x3ccaisson-output": "%9b[lt]caisson-output", "\x1b[\\x3ccaisson-output": "\x1b[[lt]caisson-output",
 		"<cai<caisson-output": "<cai[lt]caisson-output", "a &gt; <caisson-output": "a &gt; [lt]caisson-output", "<caisson-outpu%74": "[lt]caisson-outpu%74",
 	} {
 		if got := Escape(text); got != want {
@@ -247,6 +252,7 @@ func FuzzWrap(f *testing.F) {
 func BenchmarkEscapeHostile(b *testing.B) {
 	for name, unit := range map[string]string{
 		"brackets": "<", "fillers": "<" + strings.Repeat(" ", 5000), "almost": "<caisson-outpu", "backslashes": `\\`, "ampersands": "&amp;", "percents": "%3",
+		"brackets in control sequences": "\x1b[<@", "almost, in control sequences": "\x1b[<c", "escaped brackets in control sequences": "\x1b[=3c",
 	} {
 		b.Run(name, func(b *testing.B) {
 			text := strings.Repeat(unit, 50_000/len(unit))
