@@ -38,6 +38,17 @@ func (m *slowModel) Complete(ctx context.Context, req loop.Request, onDelta func
 
 func waitFor(c <-chan struct{}) func() { return func() { <-c } }
 
+// waitForCheckpoint returns a function that waits for a collection, until the session has noted
+// it: another one waits for that.
+func waitForCheckpoint(t *testing.T, s **Session, collected <-chan struct{}) func() {
+	return func() {
+		<-collected
+		if err := (*s).sandbox.Collect(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 const lossTurns = `
   - calls: [{tool: shell, input: {command: work}}]
   - calls: [{tool: shell, input: {command: more}}, {tool: shell, input: {command: die}}]
@@ -68,9 +79,10 @@ func TestCheckpoint(t *testing.T) {
 	for name, exceeded := range map[string]bool{"killed": false, "limit": true} {
 		t.Run(name, func(t *testing.T) {
 			b, collected := lossBench(t, exceeded)
-			b.opts.Profiles = []loop.Profile{{Model: &slowModel{Model: player(t, lossTurns), before: map[int]func(){2: waitFor(collected)}}}}
+			var s *Session
+			b.opts.Profiles = []loop.Profile{{Model: &slowModel{Model: player(t, lossTurns), before: map[int]func(){2: waitForCheckpoint(t, &s, collected)}}}}
 			b.backend.Scripts["check"] = bash(t, `test "$(cat made)" = one; test ! -e original; test ! -e more`)
-			s := b.opened()
+			s = b.opened()
 			if r := startTurn(t, s, "task"); r.Answer != "Done." {
 				t.Errorf("%+v", r)
 			}
@@ -197,9 +209,10 @@ func TestCheckpointFails(t *testing.T) {
 // TestUserMeetsLoss: if a user's command meets the loss, the model is told about the copy's state.
 func TestUserMeetsLoss(t *testing.T) {
 	b, collected := lossBench(t, false)
-	b.opts.Profiles = []loop.Profile{{Model: &slowModel{Model: player(t, "  - calls: [{tool: shell, input: {command: work}}]\n"+lastTurn+"  - calls: [{tool: shell, input: {command: check}}]\n"+lastTurn), before: map[int]func(){2: waitFor(collected)}}}}
+	var s *Session
+	b.opts.Profiles = []loop.Profile{{Model: &slowModel{Model: player(t, "  - calls: [{tool: shell, input: {command: work}}]\n"+lastTurn+"  - calls: [{tool: shell, input: {command: check}}]\n"+lastTurn), before: map[int]func(){2: waitForCheckpoint(t, &s, collected)}}}}
 	b.backend.Scripts["check"] = bash(t, `test "$(cat made)" = one`)
-	s := b.opened()
+	s = b.opened()
 	startTurn(t, s, "one")
 	if _, err := s.Exec(t.Context(), UserCommand{Argv: []string{"die"}}); err == nil {
 		t.Error("a command that met the loss succeeds")
