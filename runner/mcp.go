@@ -8,7 +8,6 @@ import (
 	"io"
 	"net/http"
 	"slices"
-	"strings"
 	"sync"
 
 	"go.uber.org/zap"
@@ -315,7 +314,7 @@ func (m *mcpServers) warnUnmatchedRules() {
 	}
 	reported := m.s.tools.UnmatchedRules(serverNames(m.s.opts.MCP)...) // reported when the session began
 	for _, key := range m.s.tools.UnmatchedRules(unknown...) {
-		_, tool, _ := strings.Cut(strings.Replace(key, "__", "/", 1), "/")
+		_, tool := policy.SplitKey(key)
 		_, reads := m.s.tools.Lookup(tool) // our own tool for resources or prompts
 		if !reads && !slices.Contains(reported, key) {
 			m.s.events.recordWarning(unmatchedRule(key))

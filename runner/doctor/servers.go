@@ -77,8 +77,7 @@ func (c Policy) checkServers() []Finding {
 // and the number of rules for single tools.
 func serverRules(p policy.Policy, server string) (all policy.Mode, single int) {
 	for _, key := range slices.Sorted(maps.Keys(p.Tools)) {
-		of, tool, _ := strings.Cut(strings.Replace(key, "__", "/", 1), "/")
-		switch {
+		switch of, tool := policy.SplitKey(key); {
 		case of != server:
 		case tool == "*":
 			all = p.Tools[key]

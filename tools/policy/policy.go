@@ -251,7 +251,7 @@ func (p Policy) DangerousIn(script string) (string, error) {
 func (p Policy) Unmatched(defs []tools.Definition, servers ...string) []string {
 	var keys []string
 	for _, key := range slices.Sorted(maps.Keys(p.Tools)) {
-		if !slices.Contains(servers, serverOf(key)) && !slices.ContainsFunc(defs, func(def tools.Definition) bool {
+		if of, _ := SplitKey(key); !slices.Contains(servers, of) && !slices.ContainsFunc(defs, func(def tools.Definition) bool {
 			return slices.Contains(p.ruleKeys(def.Name), key) || def.ActsAs != nil && slices.Contains(def.ActsAs(nil), tools.Name(key))
 		}) {
 			keys = append(keys, key)
@@ -301,7 +301,7 @@ func (p Policy) AllowsSandboxed(defs []tools.Definition, workspace string) bool 
 func (p Policy) AllowsServer(server string, class tools.Class, runs tools.Place, workspace string) bool {
 	names := []tools.Name{tools.Name(server + "/any")}
 	for key := range p.Tools {
-		if tool, ok := strings.CutPrefix(strings.Replace(key, "__", "/", 1), server+"/"); ok && tool != "*" {
+		if of, tool := SplitKey(key); of == server && tool != "*" {
 			names = append(names, tools.Name(server+"/"+tool))
 		}
 	}
@@ -310,9 +310,15 @@ func (p Policy) AllowsServer(server string, class tools.Class, runs tools.Place,
 	})
 }
 
-// serverOf returns the server in a key of per-tool modes, or "".
-func serverOf(key string) string {
-	return tools.Name(strings.Replace(key, "__", "/", 1)).Server()
+// SplitKey splits a key of per-tool modes, such as docs/search or docs__search. server is
+// "" for our own tools.
+func SplitKey(key string) (server, tool string) {
+	for _, separator := range []string{"/", "__"} {
+		if server, tool, ok := strings.Cut(key, separator); ok {
+			return server, tool
+		}
+	}
+	return "", key
 }
 
 // restrictsTool reports whether any layer restricts the tool by name.
