@@ -53,6 +53,7 @@ func TestEgressRules(t *testing.T) {
 		"https://10.1.2.3/v1/":            "https://10.1.2.3/v1/",
 		"git+https://Git.example.com/org": "git+https://git.example.com/org",
 		"git+https://g.test:8443/o/r.git": "git+https://g.test:8443/o/r",
+		"git+https://g.test/org/.git":     "git+https://g.test/org/.git",
 		"host://API.Example.com.":         "host://api.example.com",
 		"host://*.bücher.example":         "host://*.xn--bcher-kva.example",
 	} {

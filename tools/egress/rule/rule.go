@@ -127,11 +127,13 @@ func ParseGit(rawURL string, push bool) (Rule, error) {
 	if push {
 		r.git = gitPush
 	}
-	r.path = strings.TrimSuffix(r.path, ".git")
+	if path, ok := strings.CutSuffix(r.path, ".git"); ok && !strings.HasSuffix(path, "/") {
+		r.path = path // /org/.git stays: /org/ would be every repository there
+	}
 	return r, err
 }
 
-// parseURL parses a rule that is an http or https URL. Errors show shown.
+// parseURL parses a rule that is an http or https URL. Errors quote shown.
 func parseURL(shown, raw string) (Rule, error) {
 	t, err := ParseTarget(raw)
 	switch {
@@ -165,7 +167,7 @@ func parseHostRule(shown string, k kind, rest string) (Rule, error) {
 	}
 	r := Rule{kind: k}
 	switch {
-	case port == "" && k == kindTLS && at != len(rest)-1:
+	case port == "" && k == kindTLS && at != len(rest)-1: // a colon without a port is refused
 		r.port = 443
 	case port == "*" && k == kindTCP, k == kindHost && at < 0:
 	case k == kindHost:

@@ -87,6 +87,7 @@ egress:
 		{Host: "of.a.server:443", Way: "connect", Reason: "not_allowed", Server: "docs"},
 		{Host: "metadata.example:80", Way: "http", Reason: "address", Addr: "169.254.169.254"},
 		{Host: "a.example:443", Way: "connect", Reason: "not_allowed"},
+		{Host: "b.example:443", Way: "connect", Reason: "method", Method: "PUT", URL: "https://b.example/${HOME}/"},
 	} {
 		list = addSuggestion(list, p, nil)
 	}
@@ -97,7 +98,7 @@ egress:
 	got := s.conf.Egress
 	for _, d := range []string{
 		cmp.Diff(config.Names{"go", "npm"}, got.Presets),
-		cmp.Diff(config.EgressRules{{URL: "https://api.example/v1/", Methods: []string{"POST"}}, {URL: "https://api.example/v2/", Methods: []string{"PUT"}}, {URL: "tls://a.example"}}, got.Allow),
+		cmp.Diff(config.EgressRules{{URL: "https://api.example/v1/", Methods: []string{"POST"}}, {URL: "https://api.example/v2/", Methods: []string{"PUT"}}, {URL: "tls://a.example"}, {URL: "https://b.example/$%7BHOME%7D/", Methods: []string{"PUT"}}}, got.Allow),
 		cmp.Diff(map[string][]string{"db.corp": {"10.0.0.0/24", "10.0.1.5"}, "npm.corp": {"10.1.2.3"}}, got.Private),
 	} {
 		if d != "" {
