@@ -224,7 +224,7 @@ func (b *batchSession) refuseUnsupported() error {
 		return nil
 	}
 	return newFailure(exitInput, nil, fmt.Sprintf("%d of %s can't be run here", n, formatCount(len(b.tasks), "task", "tasks")),
-		cmp.Or(hint, "Fix what is invalid, or ")+"leave them out with --skip-unsupported: they stand in every report, and in no rate.")
+		cmp.Or(hint, "Fix what is invalid, or ")+"leave them out with --skip-unsupported; reports list them.")
 }
 
 func (b *batchSession) runTrials(ctx context.Context, maxCost int64) error {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -221,7 +222,7 @@ func workOnRun(ctx context.Context, a *app, force <-chan struct{}, f *batchFlags
 		return err
 	}
 	defer func() { err = errors.Join(err, b.closeBatch()) }()
-	if err := b.checkRun(run); err != nil {
+	if err := cmp.Or(b.checkRun(run), b.checkTasks(run)); err != nil {
 		return err
 	}
 	if _, err := b.findAgents(run.Spec.Agents); err != nil { // fail before a trial would
@@ -270,13 +271,23 @@ func (b *batchSession) checkRun(run fleet.Run) error {
 	return nil
 }
 
+// checkTasks returns an error if this machine's requirements refuse a task of the run.
+func (b *batchSession) checkTasks(run fleet.Run) error {
+	for _, want := range run.Spec.Tasks {
+		i := slices.IndexFunc(b.tasks, func(t task.Task) bool { return t.ID == want.ID })
+		if i < 0 || len(want.Unsupported) > 0 {
+			continue
+		}
+		if reason := b.refusal(&b.tasks[i], run.Spec.Agents); reason != "" {
+			return newFailure(exitConfig, nil, want.ID+": "+reason, "Run workers where all tasks of the batch are allowed.")
+		}
+	}
+	return nil
+}
+
 // runPrepared makes the environments of a trial's task, once, and runs the trial.
 func (b *batchSession) runPrepared(ctx context.Context, t batch.Trial, dir string, budget *int64) batch.Result {
-	reason := refusal(b.conf.Requirements, t.Definition)
-	if reason == "" {
-		reason, _ = b.trials.Prepare(ctx, t.Definition) // Run retries what isn't ready
-	}
-	if reason != "" {
+	if reason, _ := b.trials.Prepare(ctx, t.Definition); reason != "" { // Run retries what isn't ready
 		return batch.Result{Outcome: batch.Infrastructure, Class: batch.Environment, Cause: reason}
 	}
 	return b.trials.Run(ctx, t, dir, budget)

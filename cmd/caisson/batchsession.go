@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -148,12 +149,23 @@ func (f *batchFlags) checkVariables(r config.Requirements) error {
 	return nil
 }
 
-// refusal returns why the administrator's requirements refuse a task, or "".
-func refusal(r config.Requirements, t *task.Task) string {
+// refusal returns why the administrator's requirements refuse a task for some of the
+// agents, or "".
+func (b *batchSession) refusal(t *task.Task, agents []string) string {
+	r := b.conf.Requirements
 	for _, e := range t.Environments() {
 		if reason := environmentRefusal(r, e); reason != "" {
 			return reason
 		}
+	}
+	isCommand := func(agent string) bool {
+		_, _, isProgram := b.parseAgent(agent)
+		return isProgram || agent == batch.Oracle
+	}
+	// A verifier or agent that has less time than its task says would be blamed for it.
+	most, longest := r.Resources.CommandTime, t.LongestCommand(slices.ContainsFunc(agents, isCommand))
+	if most != nil && longest > time.Duration(*most) {
+		return fmt.Sprintf("its command time of %s is more than this machine allows (requirements)", longest)
 	}
 	return ""
 }
@@ -219,7 +231,7 @@ func (b *batchSession) prepareTasks(ctx context.Context) {
 		if len(t.Unsupported) > 0 {
 			continue
 		}
-		if reason := refusal(b.conf.Requirements, t); reason != "" {
+		if reason := b.refusal(t, b.agents); reason != "" {
 			t.Unsupported = append(t.Unsupported, reason)
 			continue
 		}

@@ -81,6 +81,7 @@ type junitProblem struct {
 // errors, and unsupported tasks are skipped.
 func WriteJUnit(w io.Writer, s Spec, results []Result) error {
 	var all junitSuites
+	s = s.supportTried(results)
 	for _, agent := range s.Agents {
 		suite := junitSuite{Name: xmlText(agent), Timestamp: s.Created.UTC().Format("2006-01-02T15:04:05")}
 		var total time.Duration

@@ -63,6 +63,22 @@ type SpecTask struct {
 	Unsupported []string `json:"unsupported,omitempty"`
 }
 
+// supportTried returns s without the reasons against tasks that have results of its agents:
+// another machine could run them, or this one with other settings.
+func (s Spec) supportTried(results []Result) Spec {
+	tried := map[string]bool{}
+	for _, r := range results {
+		tried[r.Task] = tried[r.Task] || slices.Contains(s.Agents, r.Agent)
+	}
+	s.Tasks = slices.Clone(s.Tasks)
+	for i := range s.Tasks {
+		if tried[s.Tasks[i].ID] {
+			s.Tasks[i].Unsupported = nil
+		}
+	}
+	return s
+}
+
 // NewSpecTasks converts tasks for a [Spec].
 func NewSpecTasks(tasks []task.Task) []SpecTask {
 	list := []SpecTask{}

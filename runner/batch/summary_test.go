@@ -86,15 +86,19 @@ func TestSummaryAddsUp(t *testing.T) {
 		s := spec(tasks(rapid.IntRange(1, 10).Draw(rt, "tasks")))
 		s.Agents, s.Attempts = []string{Nop}, rapid.IntRange(1, 4).Draw(rt, "attempts")
 		var list []Result
-		for _, task := range s.Tasks {
+		for i, task := range s.Tasks {
+			if rapid.Bool().Draw(rt, "unsupported") { // here; another machine may have tried it
+				s.Tasks[i].Unsupported = []string{"2 GPUs"}
+			}
 			for attempt := 1; attempt <= s.Attempts; attempt++ {
 				if o := rapid.SampledFrom([]Outcome{"", Passed, Failed, Limit, Infrastructure, Suspect}).Draw(rt, "outcome"); o != "" {
 					list = append(list, result(task.ID, Nop, attempt, o))
 				}
 			}
 		}
-		a := Summarize(s, list).Agents[0]
-		if a.Planned != len(s.Tasks)*s.Attempts || a.Planned != a.NotRun+a.Judged+a.Infrastructure+a.Suspect || a.Judged != a.Passed+a.Failed+a.Limit {
+		got := Summarize(s, list)
+		a := got.Agents[0]
+		if a.Planned != (len(s.Tasks)-len(got.Unsupported))*s.Attempts || a.Planned != a.NotRun+a.Judged+a.Infrastructure+a.Suspect || a.Judged != a.Passed+a.Failed+a.Limit {
 			rt.Errorf("%+v", a)
 		}
 		if r := a.PassAt1; r.Value != nil && (*r.Value < 0 || *r.Value > 1 || r.Low != nil && (*r.Low > *r.Value+1e-9 || *r.High < *r.Value-1e-9)) {
@@ -130,8 +134,9 @@ func TestCompareSides(t *testing.T) {
 
 func TestExports(t *testing.T) {
 	dir := t.TempDir()
-	s := spec(tasks(3))
-	s.Tasks[2].Unsupported = []string{"a\x00 <GPU>"}
+	s := spec(tasks(4))
+	s.Tasks[2].Unsupported = []string{"another machine can run it"}
+	s.Tasks[3].Unsupported = []string{"a\x00 <GPU>"}
 	passed, failed, infra, suspect := result("task-0", Nop, 1, Passed), result("task-1", Nop, 1, Failed), result("task-1", Nop, 2, Infrastructure), result("task-2", Nop, 1, Suspect)
 	failed.Class, failed.Cause = RewardMissing, "no & \x1b reward"
 	list := []Result{passed, failed, infra, suspect}

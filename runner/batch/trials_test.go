@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -504,18 +505,22 @@ func TestRefusedConversation(t *testing.T) {
 	invalid := func(status int) error {
 		return &loop.ModelError{Class: loop.ModelInvalidRequest, Status: status, Err: errors.New("messages.2 is invalid")}
 	}
+	tooLarge := &loop.ModelError{Class: loop.ModelContextOverflow, Status: http.StatusTooManyRequests, Err: errors.New("too large for the rate limit")}
 	for _, c := range []struct {
 		name    string
 		at      int
 		err     error
 		outcome batch.Outcome
 		class   batch.Class
+		limit   string
 	}{
-		{"after a command", 1, invalid(400), batch.Failed, batch.AgentFailed},
-		{"by its content", 1, &loop.ModelError{Class: loop.ModelAuth, Status: 403, Err: errors.New("flagged")}, batch.Failed, batch.AgentFailed},
-		{"before a command", 0, invalid(400), batch.Infrastructure, batch.Provider},
-		{"a failure", 1, &loop.ModelError{Class: loop.ModelServer, Status: 500, Err: errors.New("sorry")}, batch.Infrastructure, batch.Provider},
-		{"by what it wrote", 0, &loop.ModelError{Class: loop.ModelServer, Status: 500, Err: loop.AnswerError("can't be parsed")}, batch.Failed, batch.AgentFailed},
+		{"after a command", 1, invalid(400), batch.Failed, batch.AgentFailed, ""},
+		{"by its content", 1, &loop.ModelError{Class: loop.ModelAuth, Status: 403, Err: errors.New("flagged")}, batch.Failed, batch.AgentFailed, ""},
+		{"before a command", 0, invalid(400), batch.Infrastructure, batch.Provider, ""},
+		{"a failure", 1, &loop.ModelError{Class: loop.ModelServer, Status: 500, Err: errors.New("sorry")}, batch.Infrastructure, batch.Provider, ""},
+		{"by what it wrote", 0, &loop.ModelError{Class: loop.ModelServer, Status: 500, Err: loop.AnswerError("can't be parsed")}, batch.Failed, batch.AgentFailed, ""},
+		{"by what it read", 1, tooLarge, batch.Limit, "", "context"},
+		{"by the task's own text", 0, tooLarge, batch.Infrastructure, batch.Provider, ""},
 	} {
 		m.interrupt(acts, func(answered int) error {
 			if answered == c.at {
@@ -524,7 +529,7 @@ func TestRefusedConversation(t *testing.T) {
 			return nil
 		})
 		r, _ := m.run(m.task("", map[string]string{"tests/test.sh": check("false")}), "model")
-		expect(t, c.name, r, c.outcome, c.class, "")
+		expect(t, c.name, r, c.outcome, c.class, c.limit)
 	}
 	m.interrupt(acts, func(answered int) error {
 		if answered == 1 {
@@ -538,14 +543,20 @@ func TestRefusedConversation(t *testing.T) {
 	for _, step := range []string{"one", "two"} {
 		files["steps/"+step+"/instruction.md"], files["steps/"+step+"/tests/test.sh"] = step, check("[ -e acted ] && [ ! -e again ]")
 	}
-	m.interrupt(acts+"  - calls: [{tool: shell, input: {command: touch again}}]\n  - text: Done.\n", func(answered int) error {
-		if answered == 3 {
-			return invalid(400)
+	for at, err := range map[int]error{2: tooLarge, 3: invalid(400)} {
+		m.interrupt(acts+"  - calls: [{tool: shell, input: {command: touch again}}]\n  - text: Done.\n", func(answered int) error {
+			if answered == at {
+				return err
+			}
+			return nil
+		})
+		r, _ = m.run(m.task("[[steps]]\nname = \"one\"\n[[steps]]\nname = \"two\"\n", files), "model")
+		if at == 2 {
+			expect(t, "by what it read in an earlier step", r, batch.Passed, "", "context")
+		} else {
+			expect(t, "in a later step", r, batch.Failed, batch.AgentFailed, "")
 		}
-		return nil
-	})
-	r, _ = m.run(m.task("[[steps]]\nname = \"one\"\n[[steps]]\nname = \"two\"\n", files), "model")
-	expect(t, "in a later step", r, batch.Failed, batch.AgentFailed, "")
+	}
 }
 
 // TestUnremovableSession: a session that can't be ended counts against an agent that

@@ -85,6 +85,25 @@ func (t *Task) Environments() []Environment {
 	return list
 }
 
+// LongestCommand returns the most time that the task gives to one command: a verifier,
+// one that collects artifacts, a health check, and the agent if that is a command.
+func (t *Task) LongestCommand(agent bool) time.Duration {
+	longest := t.Environment.HealthCheck.time()
+	for _, s := range t.Steps {
+		longest = max(longest, s.HealthCheck.time())
+		if s.Verifier.Tests+s.Verifier.Command != "" {
+			longest = max(longest, s.Verifier.Time)
+		}
+		if agent {
+			longest = max(longest, s.Agent.Time)
+		}
+		for _, c := range s.Verifier.Collect {
+			longest = max(longest, c.Time)
+		}
+	}
+	return longest
+}
+
 // Git is a commit of a repository.
 type Git struct{ URL, Commit string }
 
@@ -109,6 +128,13 @@ type HealthCheck struct {
 	Command                                       string
 	Interval, Timeout, StartPeriod, StartInterval time.Duration
 	Retries                                       int
+}
+
+func (h *HealthCheck) time() time.Duration {
+	if h == nil {
+		return 0
+	}
+	return h.Timeout
 }
 
 // Step is an instruction with its verifier. A task without named steps has one, named
