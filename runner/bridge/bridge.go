@@ -262,7 +262,7 @@ func (b *Bridge) findProfile(p Protocol, asked string) (*Profile, error) {
 	return nil, fmt.Errorf("there is no model %s here; these are: %q", shorten(asked), b.modelNames(p))
 }
 
-// ServeRequest answers a request of the session's command with a number. If an answer
+// ServeRequest answers a request of the session's command with this number. If an answer
 // that is not a stream of events breaks off, it panics with [http.ErrAbortHandler], as
 // the server of package http expects.
 func (b *Bridge) ServeRequest(w http.ResponseWriter, r *http.Request, command int) {

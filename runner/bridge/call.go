@@ -564,7 +564,7 @@ func (c *call) tellFailure(class Class, message string) bool {
 	return true
 }
 
-// used returns what counts against limits, nil for nothing, and reports it.
+// used returns what counts against limits, nil for nothing, and notes it in the report.
 func (c *call) used(status int, err error) *limits.Usage {
 	q := &c.request
 	switch {
@@ -649,7 +649,7 @@ func (b *budget) findLimit(ctx context.Context) {
 	}
 }
 
-// probe returns the limit of which not even the shortest answer's worth is left, or nil.
+// probe returns the limit that leaves no room for the shortest useful answer, or nil.
 func probe(ctx context.Context, ledger loop.Ledger, p *Profile) *limits.ExceededError {
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), extendTime, errHeld)
 	defer cancel()

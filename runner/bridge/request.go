@@ -379,8 +379,8 @@ func isOpenAI(u *url.URL) bool {
 // compacts reports whether the endpoint takes no bound on the output.
 func (q *request) compacts() bool { return q.endpoint.name == "responses/compact" }
 
-// output returns the agent's bound on the output, or 0 if it has none. The smallest
-// shortest answer that the provider accepts is above the bound on reasoning.
+// output returns the agent's bound on the output, or 0 if it has none. least is the
+// smallest bound that the provider accepts, one above the bound on reasoning, or 0.
 func (q *request) output() (bound, least int64) {
 	of := q.body
 	if q.endpoint.protocol == Gemini {

@@ -211,8 +211,8 @@ func (s *Sandbox) guestOptions() guest.Options {
 	if !p.Identity.Workspace.Base.IsNamespace() {
 		config.GIDBase = b.GIDBase
 	}
-	for _, b := range p.Mounts.Further {
-		config.Mounts = append(config.Mounts, b.Target)
+	for _, m := range p.Mounts.Further {
+		config.Mounts = append(config.Mounts, m.Target)
 	}
 	_, tmpfs := p.Tmpfs()
 	for _, t := range tmpfs {
