@@ -73,6 +73,7 @@ func rulesOf(setID SetID) []rule {
 		{unix.SYS_IOCTL, refuseValues(1, unix.TIOCSTI, tioclinux)},
 		{unix.SYS_SETRLIMIT, keepCore()},
 		{unix.SYS_PRLIMIT64, keepCoreOf()},
+		{unix.SYS_FALLOCATE, refuseAllocation()},
 		// No filter sees the mode, which is in memory.
 		{unix.SYS_OPENAT2, returnValue(returnErrno(unix.ENOSYS))},
 	}
@@ -117,6 +118,18 @@ func socketRule() []unix.SockFilter {
 		jump(unix.BPF_JEQ, unix.NETLINK_ROUTE, 2, 0),
 		ret(returnErrno(unix.EPROTONOSUPPORT)),
 		ret(returnErrno(unix.EAFNOSUPPORT)),
+		ret(unix.SECCOMP_RET_ALLOW),
+	}
+}
+
+// refuseAllocation answers as file systems that can't allocate room do, so that programs
+// write instead: fallocate takes all of a disk between two looks at what is left of it. It
+// may give room back.
+func refuseAllocation() []unix.SockFilter {
+	return []unix.SockFilter{
+		loadArg(1),
+		jump(unix.BPF_JSET, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_COLLAPSE_RANGE, 1, 0),
+		ret(returnErrno(unix.EOPNOTSUPP)),
 		ret(unix.SECCOMP_RET_ALLOW),
 	}
 }

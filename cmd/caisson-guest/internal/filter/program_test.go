@@ -85,6 +85,8 @@ const (
 
 	noProtocol = unix.SECCOMP_RET_ERRNO | uint32(unix.EPROTONOSUPPORT)
 	noFamily   = unix.SECCOMP_RET_ERRNO | uint32(unix.EAFNOSUPPORT)
+
+	noOperation = unix.SECCOMP_RET_ERRNO | uint32(unix.EOPNOTSUPP)
 )
 
 // TestEveryNumber compares the program with its lists for each number, and far
@@ -100,7 +102,7 @@ func TestEveryNumber(t *testing.T) {
 			t.Errorf("call %d is in a list of what is refused", n)
 		}
 	}
-	withArguments := []uint32{unix.SYS_OPENAT2, unix.SYS_CLONE3, unix.SYS_CLONE, unix.SYS_PERSONALITY, unix.SYS_SOCKET, unix.SYS_SOCKETPAIR, unix.SYS_IOCTL, unix.SYS_SETRLIMIT, unix.SYS_PRLIMIT64}
+	withArguments := []uint32{unix.SYS_OPENAT2, unix.SYS_CLONE3, unix.SYS_CLONE, unix.SYS_PERSONALITY, unix.SYS_SOCKET, unix.SYS_SOCKETPAIR, unix.SYS_IOCTL, unix.SYS_SETRLIMIT, unix.SYS_PRLIMIT64, unix.SYS_FALLOCATE}
 	for n := range uint32(2000) {
 		if slices.Contains(withArguments, n) {
 			continue
@@ -154,6 +156,11 @@ func TestArguments(t *testing.T) {
 		{"asks for core files", data(auditArch, unix.SYS_PRLIMIT64, 0, unix.RLIMIT_CORE, 0, 1<<20), allow},
 		{"open files", data(auditArch, unix.SYS_SETRLIMIT, unix.RLIMIT_NOFILE, 1<<20), allow},
 		{"open files of a process", data(auditArch, unix.SYS_PRLIMIT64, 0, unix.RLIMIT_NOFILE, 1<<20), allow},
+		{"allocates", data(auditArch, unix.SYS_FALLOCATE, 3, 0, 0, 1<<40), noOperation},
+		{"allocates behind the end", data(auditArch, unix.SYS_FALLOCATE, 3, unix.FALLOC_FL_KEEP_SIZE, 0, 1<<40), noOperation},
+		{"allocates zeros", data(auditArch, unix.SYS_FALLOCATE, 3, unix.FALLOC_FL_ZERO_RANGE, 0, 1<<40), noOperation},
+		{"punches a hole", data(auditArch, unix.SYS_FALLOCATE, 3, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, 1<<40), allow},
+		{"collapses", data(auditArch, unix.SYS_FALLOCATE, 3, unix.FALLOC_FL_COLLAPSE_RANGE, 0, 1<<40), allow},
 		{"openat2", data(auditArch, unix.SYS_OPENAT2), unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS)},
 		{"another processor", data(unix.AUDIT_ARCH_I386, 1), unix.SECCOMP_RET_KILL_PROCESS},
 	} {
