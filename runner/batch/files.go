@@ -21,6 +21,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/batch/task"
+	"github.com/caisson-run/caisson/runner/internal/diskwatch"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest/archive"
@@ -31,8 +32,11 @@ const (
 	maxStateBytes    = 4 << 30 // an archive of changes
 	maxCollected     = 1 << 30 // the files of one directory
 	maxCollectedFile = 100_000
-	maxHidden        = 256 << 20 // bytes of memory to remember hidden files, such as those in caches
-	transferTime     = 10 * time.Minute
+	// unpackReserve is the room in bytes that they leave on the disk: the result and the
+	// records of all trials need some.
+	unpackReserve = 128 << 20
+	maxHidden     = 256 << 20 // bytes of memory to remember hidden files, such as those in caches
+	transferTime  = 10 * time.Minute
 )
 
 var errTransferTime = fmt.Errorf("moving files took longer than %s", transferTime)
@@ -260,8 +264,11 @@ func downloadPath(ctx context.Context, s *runner.Session, from, name, to string,
 }
 
 // unpackFiltered passes an archive through filter and unpacks the result below a
-// directory. It stops when ctx ends.
+// directory. It stops when ctx ends, and with a [*limits.ExceededError] before an agent's
+// files fill the disk.
 func unpackFiltered(ctx context.Context, file, to string, o archive.UnpackOptions, filter func(w *archive.Writer, f *os.File) error) error {
+	ctx, stop := diskwatch.New(unpackReserve, diskwatch.RoomAt(to), nil).WatchContext(ctx)
+	defer stop()
 	f, err := os.Open(file)
 	if err != nil {
 		return err
@@ -271,7 +278,11 @@ func unpackFiltered(ctx context.Context, file, to string, o archive.UnpackOption
 		defer func() { _ = f.Close() }() // only read
 		return filter(w, f)
 	})
+	defer context.AfterFunc(ctx, func() { _ = read.Close() })() // also within a large file
 	err = archive.UnpackWith(read, to, o)
+	if full := context.Cause(ctx); full != nil {
+		err = full
+	}
 	return errors.Join(err, read.Close())
 }
 

@@ -147,7 +147,7 @@ func TestBound(t *testing.T) {
 	b, err := NewBound("/home/agent", home, most)
 	must(t, err)
 	defer b.Close()
-	w := New(func() Room { return UnknownRoom }, nil)
+	w := New(Reserve, func() Room { return UnknownRoom }, nil)
 	ctx, stop := w.WatchContext(t.Context(), b)
 	select {
 	case <-ctx.Done():

@@ -90,13 +90,13 @@ func (s *slack) take(isFull bool) use {
 	return out
 }
 
-// New returns a watch that keeps Reserve bytes free, and fileReserve percent of the files or
+// New returns a watch that keeps reserve bytes free, and fileReserve percent of the files or
 // leastFiles. If less than twice that is free, it keeps half of it, so that small disks can
 // be used.
-func New(room func() Room, kill func()) *Watch {
+func New(reserve int64, room func() Room, kill func()) *Watch {
 	now := room()
 	return &Watch{room: room, kill: kill, reserve: Room{
-		Bytes: min(Reserve, now.Bytes/2),
+		Bytes: min(reserve, now.Bytes/2),
 		Files: min(max(now.AllFiles/100*fileReserve, leastFiles), now.Files/2),
 	}}
 }

@@ -45,7 +45,7 @@ func TestDiskWatch(t *testing.T) {
 				disk.files.Store(900_000)
 				disk.allFiles.Store(1_000_000)
 				free := c.count(&disk)
-				w := New(disk.room, disk.kill)
+				w := New(Reserve, disk.room, disk.kill)
 				ctx, stop := w.WatchContext(t.Context())
 				time.Sleep(time.Minute)
 				if ctx.Err() != nil {
@@ -113,7 +113,7 @@ func TestDiskWatchOfACancelledCommand(t *testing.T) {
 		disk.bytes.Store(10 << 30)
 		disk.files.Store(-1)
 		ctx, cancel := context.WithCancel(t.Context())
-		_, stop := New(disk.room, disk.kill).WatchContext(ctx)
+		_, stop := New(Reserve, disk.room, disk.kill).WatchContext(ctx)
 		cancel()
 		time.Sleep(time.Second)
 		if disk.killed.Load() != 0 {
@@ -137,7 +137,7 @@ func TestDiskReserve(t *testing.T) {
 		{Room{Bytes: 1 << 40, Files: 2000, AllFiles: 30_208}, Room{Bytes: Reserve, Files: 1000}},
 		{UnknownRoom, Room{}},
 	} {
-		if w := New(func() Room { return c.room }, nil); w.reserve != c.want {
+		if w := New(Reserve, func() Room { return c.room }, nil); w.reserve != c.want {
 			t.Errorf("of %+v, %+v is reserved", c.room, w.reserve)
 		}
 	}
@@ -168,7 +168,7 @@ func TestDiskReserve(t *testing.T) {
 		t.Error("no files are left, and it is not said")
 	}
 	synctest.Test(t, func(t *testing.T) {
-		ctx, stop := New(func() Room { return UnknownRoom }, nil).WatchContext(t.Context())
+		ctx, stop := New(Reserve, func() Room { return UnknownRoom }, nil).WatchContext(t.Context())
 		time.Sleep(time.Minute)
 		if ctx.Err() != nil {
 			t.Error("a disk that can't be asked ends commands")

@@ -28,7 +28,7 @@ func TestBackgroundThatDoesNotStart(t *testing.T) {
 			b, ended := startedBackgrounds(t, nil)
 			var looks, free atomic.Int64
 			free.Store(2 * diskwatch.Reserve)
-			watch := diskwatch.New(func() diskwatch.Room {
+			watch := diskwatch.New(diskwatch.Reserve, func() diskwatch.Room {
 				looks.Add(1)
 				return diskwatch.Room{Bytes: free.Load(), Files: -1}
 			}, nil)

@@ -67,7 +67,7 @@ type ExecutorOptions struct {
 func NewExecutor(sandbox *Sandbox, o ExecutorOptions) *Executor {
 	x := &Executor{opts: o, sandbox: sandbox, spill: newSpiller(o.Dir, o.Secrets)}
 	if o.Room != nil {
-		x.disk = diskwatch.New(o.Room, sandbox.KillCurrent)
+		x.disk = diskwatch.New(diskwatch.Reserve, o.Room, sandbox.KillCurrent)
 	}
 	x.background = &backgrounds{x: x, ended: o.RecordBackground, log: o.Log, all: map[string]*background{}}
 	sandbox.services = serviceBounds{

@@ -89,7 +89,7 @@ func TestExecutorRunsACommand(t *testing.T) {
 		stream := sandbox.Stream{Total: 3, Live: 3}
 		return endedProcess{exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: 3}, Stdout: stream, Stderr: stream, Kill: sandbox.KillReport{Killed: 2}}}, nil
 	})
-	x.disk = diskwatch.New(func() diskwatch.Room { return diskwatch.Room{Bytes: 4 * diskwatch.Reserve, Files: -1} }, nil)
+	x.disk = diskwatch.New(diskwatch.Reserve, func() diskwatch.Room { return diskwatch.Room{Bytes: 4 * diskwatch.Reserve, Files: -1} }, nil)
 	for i, cmd := range []shell.Command{
 		{Script: "work", Command: sandbox.Command{Dir: "sub", NoLinks: true, Timeout: 7}}, {Script: "work", Args: []string{"a"}},
 	} {
@@ -171,7 +171,7 @@ func TestExecutorEndsWhatFillsTheDisk(t *testing.T) {
 				}
 				return endedProcess{exit: sandbox.Exit{Status: sandbox.ExitStatus{Cancelled: tc.ended}}}, nil
 			})
-			x.disk = diskwatch.New(func() diskwatch.Room { return diskwatch.Room{Bytes: free.Load(), Files: -1} }, nil)
+			x.disk = diskwatch.New(diskwatch.Reserve, func() diskwatch.Room { return diskwatch.Room{Bytes: free.Load(), Files: -1} }, nil)
 			r, err := x.Run(t.Context(), command("fill"))
 			if err != nil || (r.Exceeded != nil && r.Exceeded.Limit == diskwatch.Reserve) != tc.ended || r.Status.Cancelled || (r.Status.Code == -1) == tc.starts {
 				t.Errorf("%+v, %v", r, err)

@@ -58,7 +58,7 @@ func TestProgramsThatDoNotRun(t *testing.T) {
 			backend.Unkillable = map[string]int{"run": c.left}
 			free := int64(4 * diskwatch.Reserve)
 			var mu sync.Mutex
-			b.x.disk = diskwatch.New(func() diskwatch.Room {
+			b.x.disk = diskwatch.New(diskwatch.Reserve, func() diskwatch.Room {
 				mu.Lock()
 				defer mu.Unlock()
 				return diskwatch.Room{Bytes: free, Files: -1}
