@@ -16,6 +16,7 @@ import (
 	natsserver "github.com/nats-io/nats-server/v2/server"
 
 	"github.com/caisson-run/caisson/runner/batch"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 	"github.com/caisson-run/caisson/tools/egress/egresstest"
 )
@@ -152,14 +153,27 @@ func TestBatchLines(t *testing.T) {
 	}
 	m.write(t, "tasks/tasks.jsonl", lines.String())
 	m.write(t, "good.yaml", "version: 1\nname: good\nturns:\n  - text: I fix it.\n    calls:\n      - tool: shell\n        input: {command: 'test -z \"$CONFIGURED\" && test \"$NAMED\" = named && echo after > file'}\n  - text: Done.\n")
-	m.config(t, "env_from: [CONFIGURED]\n")
+	m.config(t, "env_from: [CONFIGURED]\nfetch: {allow: [\"https://example.com/\"]}\n")
 	m.env = append(m.env, "CONFIGURED=configured", "NAMED=named")
 	m.write(t, "bad.yaml", "version: 1\nname: bad\nturns:\n  - text: Done.\n")
 	good, bad := "replay/"+filepath.Join(m.workspace, "good.yaml"), "replay/"+filepath.Join(m.workspace, "bad.yaml")
 	var dirs []string
 	for i := 1; i <= 2; i++ {
 		dir := m.batchDir(fmt.Sprint("shard", i))
-		m.run(t, "batch", "--backend", "gvisor", "--model", good, "--model", bad, "--out", dir, "--shard", fmt.Sprintf("%d/2", i), "-e", "NAMED", filepath.Join(m.workspace, "tasks/tasks.jsonl")).want(t, 60)
+		args := []string{"batch", "--backend", "gvisor", "--model", good, "--model", bad, "--out", dir, "--shard", fmt.Sprintf("%d/2", i), "-e", "NAMED"}
+		if i == 2 {
+			args = append(args, "--fetch-allow", "https://example.com/")
+		}
+		m.run(t, append(args, filepath.Join(m.workspace, "tasks/tasks.jsonl"))...).want(t, 60)
+		traces, err := filepath.Glob(filepath.Join(dir, batch.TrialsDir, "*", batch.SessionDir, record.TraceFile))
+		if err != nil || len(traces) == 0 {
+			t.Fatal(traces, err)
+		}
+		for _, trace := range traces {
+			if fetches := strings.Contains(string(readFile(t, trace)), `"name":"fetch"`); fetches != (i == 2) {
+				t.Errorf("shard %d: the model can fetch: %t", i, fetches)
+			}
+		}
 		dirs = append(dirs, dir)
 	}
 	m.run(t, append([]string{"batch", "merge", "--out", m.batchDir("merged")}, dirs...)...).want(t, 0)

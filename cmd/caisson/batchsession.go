@@ -18,6 +18,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/batch"
 	"github.com/caisson-run/caisson/runner/batch/task"
 	"github.com/caisson-run/caisson/runner/closers"
@@ -114,12 +115,15 @@ func (b *batchSession) newTrials(ctx context.Context, force <-chan struct{}) (*b
 	}
 	session.Root, session.Setup.User, session.Service = "", "", nil // the task decides
 	// A task's author may want what the user's own sessions get, so the variables that trials
-	// get are named for this batch.
+	// get, and what their models fetch, are named for this batch.
 	named := slices.Concat(b.flags.Settings.EnvFrom, b.flags.Settings.MoreEnvFrom)
 	session.Env = slices.DeleteFunc(session.Env, func(v string) bool {
 		name, _, _ := strings.Cut(v, "=")
 		return slices.Contains(b.conf.EnvFrom, name) && !slices.Contains(named, name)
 	})
+	if b.flags.Settings.Fetch.Allow == nil {
+		session.Fetch = runner.FetchOptions{}
+	}
 	b.resources = session.Resources
 	if session.Egress, err = b.conf.TaskEgress(); err != nil {
 		return nil, err
