@@ -38,8 +38,9 @@ func (e *StreamError) Error() string {
 type refusal struct {
 	status  int
 	message string
-	// guessed means that the endpoint sent no status.
-	guessed bool
+	// guessed means that the endpoint sent no status, and begun that part of an answer came
+	// first.
+	guessed, begun bool
 }
 
 const errUnparsed = loop.AnswerError("the endpoint can't parse the model's answer")
@@ -58,6 +59,12 @@ var unparsed = sync.OnceValue(func() *regexp.Regexp {
 // Ollama sends them with status 500, or in a stream without a status.
 var unparsed500 = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^failed to parse (XML|JSON): `) })
 
+// unparsed400 matches messages about an answer that servers send as if the request were
+// bad: Groq's for a malformed call, and Anthropic's for a forbidden text.
+var unparsed400 = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`\btool_use_failed\b|Output blocked by content filtering policy`)
+})
+
 // Unwrap returns a [loop.AnswerError] if the model's words caused the failure, and
 // [loop.ErrQuota] if the account's quota did.
 func (e *refusal) Unwrap() error {
@@ -65,7 +72,8 @@ func (e *refusal) Unwrap() error {
 	case isQuota(e.status, e.message):
 		return loop.ErrQuota
 	case e.status >= http.StatusInternalServerError && unparsed().MatchString(e.message),
-		(e.status == http.StatusInternalServerError || e.guessed) && unparsed500().MatchString(e.message):
+		(e.status == http.StatusInternalServerError || e.guessed) && unparsed500().MatchString(e.message),
+		e.status == http.StatusBadRequest && (e.begun || unparsed400().MatchString(e.message)):
 		return errUnparsed
 	}
 	return nil
@@ -92,7 +100,7 @@ func (w *Watcher) ModelError(err error) error {
 		class := classifyRefusal(status, message)
 		return &loop.ModelError{
 			Class: class, Status: status, ProviderMessage: messageForUsers(class, message),
-			Retryable: !inStream.Begun && isRetriable(status, nil, message), Err: &refusal{status: status, message: message, guessed: !known},
+			Retryable: !inStream.Begun && isRetriable(status, nil, message), Err: &refusal{status: status, message: message, guessed: !known, begun: inStream.Begun},
 		}
 	case w.status != 0:
 		message := w.redactKey(extractMessage(w.body))

@@ -39,7 +39,16 @@ func TestUnparsedAnswers(t *testing.T) {
 		"a gateway's XML":    {502, `{"error":{"code":502,"message":"failed to parse XML: upstream sent HTML"}}`, false},
 		"an overload":        {503, `{"error":{"code":503,"message":"failed to parse JSON: unexpected end of input"}}`, false},
 		"a bad request":      {400, `{"error":{"message":"Failed to parse input at pos 3"}}`, false}, // the request's
+		"groq":               {400, `{"error":{"message":"Failed to call a function. Please adjust your prompt.","type":"invalid_request_error","code":"tool_use_failed","failed_generation":"<function=x"}}`, true},
+		"anthropic's filter": {400, `{"type":"error","error":{"type":"invalid_request_error","message":"Output blocked by content filtering policy"}}`, true},
 	} {
+		if tt.status == http.StatusBadRequest {
+			amid := (&Watcher{}).ModelError(&StreamError{Body: []byte(`{"type":"invalid_request_error","message":"x"}`), Begun: true})
+			before := (&Watcher{}).ModelError(&StreamError{Body: []byte(`{"type":"invalid_request_error","message":"x"}`)})
+			if !errors.As(amid, new(loop.AnswerError)) || errors.As(before, new(loop.AnswerError)) {
+				t.Errorf("a bad request amid an answer: %v, before it: %v", amid, before)
+			}
+		}
 		for where, err := range map[string]error{
 			"refused":   (&Watcher{status: tt.status, body: []byte(tt.body)}).ModelError(errors.New("refused")),
 			"in stream": (&Watcher{}).ModelError(&StreamError{Body: []byte(tt.body), Begun: true}),
