@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 )
 
 // Merge makes a ledger in dir from the batches in other directories, with hard links to
@@ -103,10 +104,18 @@ func (l *Ledger) adoptTrial(r Result, from string) error {
 	return l.Finish(r)
 }
 
-// linkTree makes the files below a directory appear in another one. It copies symlinks
-// and never follows them.
+// linkTree makes the files below a directory appear in another one, without those whose
+// paths are too long. It copies symlinks and never follows them.
 func linkTree(from, to string) error {
-	return filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
+	return filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) (end error) {
+		defer func() {
+			if errors.Is(end, syscall.ENAMETOOLONG) {
+				end = nil
+				if d != nil && d.IsDir() {
+					end = fs.SkipDir
+				}
+			}
+		}()
 		if err != nil {
 			return err
 		}

@@ -401,7 +401,7 @@ func (r *trialRun) verifyAgain(ctx context.Context, was Result, out string) erro
 			if was.Class != "" { // the reason why the agent didn't get this far
 				return &failure{was.Class, errors.New(was.Cause), was.Outcome == Suspect}
 			}
-			return nil
+			return &infraError{Machine, errors.New("the state that the agent left was not kept: " + StateFile + " is missing")}
 		}
 		to := out
 		if definition.MultiStep {

@@ -61,20 +61,34 @@ func (f *faultReader) Read(p []byte) (int, error) {
 
 // packTrial writes a finished trial's directory as a compressed archive and returns its
 // size. It leaves out special files and files that can't be opened. It reads the archive as
-// the coordinator does, in scratch, which it makes. If that is refused, it packs only the
-// result and whole is false: what an agent leaves must not cost it its result.
-func packTrial(out *os.File, dir, scratch string, b archiveBounds) (size int64, whole bool, err error) {
-	err = pack(&archive.BoundedWriter{W: out, Left: b.packed}, dir, ".", b.Bounds)
-	refused := isRefused(err)
-	if err == nil {
-		refused, err = isUnreadable(out, scratch, b)
-	}
-	whole = err == nil && !refused
-	if refused {
-		err = out.Truncate(0)
-		if err == nil {
-			_, err = out.Seek(0, io.SeekStart)
+// the coordinator does, in scratch, which it makes. If that is refused, it removes what the
+// agent left, part by part, and at last packs only the result: what an agent leaves must
+// cost it neither its result nor what is known of it. missing names what is not packed.
+func packTrial(out *os.File, dir, scratch string, b archiveBounds) (size int64, missing string, err error) {
+	refused := true
+	for _, part := range []string{"", batch.StateFile, batch.ArtifactsDir, batch.AgentDir} {
+		if part != "" {
+			missing = "its " + part
+			err = removePart(dir, part)
 		}
+		if err == nil {
+			err = rewind(out)
+		}
+		if err != nil {
+			return 0, missing, err
+		}
+		err = pack(&archive.BoundedWriter{W: out, Left: b.packed}, dir, ".", b.Bounds)
+		refused = isRefused(err)
+		if err == nil {
+			refused, err = isUnreadable(out, scratch, b)
+		}
+		if !refused {
+			break
+		}
+	}
+	if refused {
+		missing = "all but its result"
+		err = rewind(out)
 		if err == nil {
 			err = pack(out, filepath.Join(dir, batch.ResultFile), batch.ResultFile, archive.Bounds{Bytes: b.result})
 		}
@@ -82,7 +96,37 @@ func packTrial(out *os.File, dir, scratch string, b archiveBounds) (size int64, 
 	if err == nil {
 		size, err = out.Seek(0, io.SeekEnd)
 	}
-	return size, whole, err
+	return size, missing, err
+}
+
+func rewind(f *os.File) error {
+	if err := f.Truncate(0); err != nil {
+		return err
+	}
+	_, err := f.Seek(0, io.SeekStart)
+	return err
+}
+
+// removePart removes a part of a trial's directory and of its steps'. It keeps the
+// trajectory, which Caisson writes.
+func removePart(dir, part string) error {
+	steps, err := filepath.Glob(filepath.Join(dir, batch.StepsDir, "*"))
+	if err != nil {
+		return err
+	}
+	for _, d := range append(steps, dir) {
+		path, kept := filepath.Join(d, part), filepath.Join(d, batch.TrajectoryFile)
+		moved := os.Rename(filepath.Join(path, batch.TrajectoryFile), kept) == nil
+		if err := workspace.RemoveTree(path); err != nil {
+			return err
+		}
+		if moved {
+			if err := errors.Join(os.Mkdir(path, 0o755), os.Rename(kept, filepath.Join(path, batch.TrajectoryFile))); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // isUnreadable reports whether the coordinator would refuse an archive. It returns false if

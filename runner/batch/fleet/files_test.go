@@ -205,41 +205,44 @@ func FuzzReadTrial(f *testing.F) {
 	})
 }
 
-// TestPackTrial: a trial's files arrive. If they exceed the bounds, only the result
-// does.
+// TestPackTrial: a trial's files arrive. If they exceed the bounds, what the agent left is
+// missing, but not the trajectory, or all but the result.
 func TestPackTrial(t *testing.T) {
 	for name, c := range map[string]struct {
-		write func(dir string) error
-		whole bool
+		write   func(dir string) error
+		missing string
 	}{
-		"small": {func(dir string) error { return os.WriteFile(filepath.Join(dir, "agent", "log"), []byte("x"), 0o600) }, true},
+		"small": {func(dir string) error { return os.WriteFile(filepath.Join(dir, "agent", "log"), []byte("x"), 0o600) }, ""},
 		"special": {func(dir string) error {
 			return errors.Join(os.WriteFile(filepath.Join(dir, "agent", "log"), []byte("x"), 0o600), syscall.Mkfifo(filepath.Join(dir, "agent", "pipe"), 0o600))
-		}, true},
+		}, ""},
+		"large state": {func(dir string) error {
+			return os.WriteFile(filepath.Join(dir, batch.StateFile), make([]byte, 2<<20), 0o600)
+		}, "its state.tar"},
 		"large": {func(dir string) error {
 			return os.WriteFile(filepath.Join(dir, "agent", "log"), make([]byte, 2<<20), 0o600)
-		}, false},
-		"symlink": {func(dir string) error { return os.Symlink("/etc/passwd", filepath.Join(dir, batch.PatchFile)) }, false},
+		}, "its agent"},
+		"symlink": {func(dir string) error { return os.Symlink("/etc/passwd", filepath.Join(dir, batch.PatchFile)) }, "all but its result"},
 		"many": {func(dir string) error {
 			var err error
 			for i := range 30 {
 				err = errors.Join(err, os.Mkdir(filepath.Join(dir, "agent", strings.Repeat("x", i+1)), 0o755))
 			}
 			return err
-		}, false},
+		}, "its agent"},
 		"deep": {func(dir string) error {
 			return os.MkdirAll(filepath.Join(dir, "agent", strings.Repeat("x/", 15)), 0o755)
-		}, false},
+		}, "its agent"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			must(t, errors.Join(os.Mkdir(filepath.Join(dir, "agent"), 0o755), os.WriteFile(filepath.Join(dir, batch.ResultFile), []byte(resultEntry.text), 0o600), c.write(dir)))
+			must(t, errors.Join(os.Mkdir(filepath.Join(dir, "agent"), 0o755), os.WriteFile(filepath.Join(dir, batch.ResultFile), []byte(resultEntry.text), 0o600), os.WriteFile(filepath.Join(dir, "agent", batch.TrajectoryFile), []byte("{}"), 0o600), c.write(dir)))
 			f, err := os.Create(filepath.Join(t.TempDir(), "archive"))
 			must(t, err)
 			defer f.Close()
-			size, whole, err := packTrial(f, dir, filepath.Join(t.TempDir(), "scratch"), smallBounds)
-			if err != nil || whole != c.whole {
-				t.Errorf("whole: %v, %v", whole, err)
+			size, missing, err := packTrial(f, dir, filepath.Join(t.TempDir(), "scratch"), smallBounds)
+			if err != nil || missing != c.missing {
+				t.Errorf("missing: %q, %v", missing, err)
 			}
 			if info, err := f.Stat(); err != nil || info.Size() != size {
 				t.Errorf("%d bytes: want %d, %v", size, info.Size(), err)
@@ -250,7 +253,10 @@ func TestPackTrial(t *testing.T) {
 			if r, err := readTrial(f, to, smallBounds); err != nil || r.Outcome != batch.Passed {
 				t.Errorf("%+v, %v", r, err)
 			}
-			if _, err := os.Stat(filepath.Join(to, "agent", "log")); (err == nil) != whole {
+			if _, err := os.Stat(filepath.Join(to, "agent", batch.TrajectoryFile)); (err == nil) != (missing != "all but its result") {
+				t.Errorf("the trajectory: %v", err)
+			}
+			if _, err := os.Stat(filepath.Join(to, "agent", "log")); (err == nil) != (name == "small" || name == "special") {
 				t.Errorf("log: %v", err)
 			}
 		})

@@ -475,12 +475,12 @@ func (w *worker) storeTrial(ctx context.Context, k batch.Key, dir string) error 
 		return err
 	}
 	defer func() { _ = f.Close() }() // it is removed with its directory
-	size, whole, err := packTrial(f, filepath.Join(dir, batch.TrialsDir, k.Name()), filepath.Join(dir, "unpacked"), bounds)
+	size, missing, err := packTrial(f, filepath.Join(dir, batch.TrialsDir, k.Name()), filepath.Join(dir, "unpacked"), bounds)
 	if err != nil {
 		return err
 	}
-	if !whole {
-		w.Report(fmt.Sprintf("%s has left more than is stored; only its result is", k.Describe()))
+	if missing != "" {
+		w.Report(fmt.Sprintf("%s has left more than is stored: %s is missing", k.Describe(), missing))
 	}
 	for delay := time.Second; ; delay = min(2*delay, 30*time.Second) {
 		if _, err := f.Seek(0, io.SeekStart); err != nil {

@@ -135,21 +135,26 @@ func readText(root *os.Root, name string) (shownText, bool) {
 	return shownText{name, string(text), left}, err == nil
 }
 
-// listFiles returns a trial's regular files, up to maxFiles, and how many are left.
+// listFiles returns a trial's regular files, up to maxFiles, and how many are left: the
+// others, and directories that can't be read, such as those with names that aren't UTF-8.
 func listFiles(root *os.Root) (list []listedFile, left int, err error) {
 	err = fs.WalkDir(root.FS(), ".", func(name string, d fs.DirEntry, err error) error {
-		if err != nil || !d.Type().IsRegular() {
+		switch {
+		case err != nil && name == ".":
 			return err
-		}
-		if len(list) == maxFiles {
+		case err != nil:
 			left++
+			return fs.SkipDir
+		case !d.Type().IsRegular():
 			return nil
 		}
 		info, err := d.Info()
-		if err == nil {
-			list = append(list, listedFile{name, info.Size()})
+		if err != nil || len(list) == maxFiles {
+			left++
+			return nil
 		}
-		return err
+		list = append(list, listedFile{name, info.Size()})
+		return nil
 	})
 	return list, left, err
 }

@@ -166,6 +166,16 @@ func TestTrialIsBounded(t *testing.T) {
 	}
 }
 
+// TestNameThatIsNoText: a directory whose name isn't UTF-8 is counted and hides nothing.
+func TestNameThatIsNoText(t *testing.T) {
+	s, results := newSample(1, 1)
+	dir, trial := writeBatch(t, s, results[:1], map[string]string{"artifacts/\xff/x": "x", "artifacts/y": "y"})
+	status, _, page := serveBatch(t, dir)("/" + batch.TrialsDir + "/" + filepath.Base(trial) + "/")
+	if status != http.StatusOK || !strings.Contains(page, "artifacts/y") || !strings.Contains(page, "1 more") {
+		t.Errorf("status %d: %s", status, page)
+	}
+}
+
 // TestViewIsConfined: an agent's files are shown as text, and lead nowhere.
 func TestViewIsConfined(t *testing.T) {
 	s, results := newSample(1, 1)
