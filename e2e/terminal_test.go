@@ -141,6 +141,8 @@ func TestSandboxExecOnATerminal(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.wantEnd(t, 125)
+	m.run(t, "sandbox", "gc").want(t, 0)
+	m.wantNothingLeft(t, session)
 }
 
 // wantRecording requires that the only command of the only session has a recording with a
