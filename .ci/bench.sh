@@ -42,6 +42,7 @@ measure ./e2e '^BenchmarkResume$' 11x
 measure ./e2e '^BenchmarkGrowth$' 7x
 measure ./e2e '^BenchmarkChat$' 11x
 measure ./e2e '^BenchmarkChatResizes$' 1x
+measure ./e2e '^BenchmarkTerminal$' 20x
 measure ./e2e '^BenchmarkKill$/^(docker|gvisor|runc)$' "$KILLS"
 measure ./e2e '^BenchmarkIdle$' 1x
 measure ./e2e '^BenchmarkIsolation$' 11x

@@ -88,4 +88,5 @@ engine_stop() {
 		sleep 1
 	done
 	engine_pid=
+	[ "${status:-1}" != 0 ] || rm -f "$engine_log" # of a failure, somebody may want it
 }

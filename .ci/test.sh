@@ -95,11 +95,12 @@ source='^Test(Anchors|CommandLineText|CorpusTable|Design.*|DocumentLinks|GuestLi
 ) >"$logs/modules" 2>&1 &
 modules=$! run=100
 run_tests . "$packages" -timeout=45m -p=2 -parallel=3 $vet $race "$link"
+# A browser keeps the processors busy, and a code to sign in lives for a minute, so its tests
+# run beside the last modules only, which wait.
+run_tests .ci/browser ./... -timeout=30m
 wait "$modules" || status=1
 modules=
 cat "$logs/modules"
-# A browser keeps the processors busy, and a code to sign in lives for a minute.
-run_tests .ci/browser ./... -timeout=30m
 run_tests . ./e2e/... -timeout=45m -parallel=3 $vet $race "$link" -skip "$source"
 
 cat "$logs"/*.json >"$logs/all"

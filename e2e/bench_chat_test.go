@@ -86,9 +86,15 @@ type conversation struct {
 func (m *machine) converse(b testing.TB, args ...string) *conversation {
 	b.Helper()
 	program := exec.Command(filepath.Join(binaries(b), "caisson"), args...)
+	program.Env, program.Dir = append(slices.Clone(m.env), "TERM=xterm-256color"), m.home
+	return converseWith(b, program)
+}
+
+// converseWith starts a program on a terminal.
+func converseWith(b testing.TB, program *exec.Cmd) *conversation {
+	b.Helper()
 	c, slave := newConversation(b, program)
 	defer slave.Close()
-	program.Env, program.Dir = append(slices.Clone(m.env), "TERM=xterm-256color"), m.home
 	program.Stdin, program.Stdout, program.Stderr = slave, slave, slave
 	program.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 	if err := program.Start(); err != nil {

@@ -85,6 +85,11 @@ func rows() []row {
 		row{what: "chat, that output in MB/s", ours: e2e("Chat", "MB/s"), limit: 10, unit: "MB/s", by: 1},
 		row{what: "chat, rows of its live region left by 200 resizes of tmux", ours: e2e("ChatResizes", "stale-rows"), atMost: true, unit: "rows", by: 1},
 		row{what: "chat, lines not once and in order after them", ours: e2e("ChatResizes", "misplaced-lines"), atMost: true, unit: "lines", by: 1})
+	for _, name := range []string{"docker", "gvisor", "runc"} {
+		list = append(list,
+			row{what: "terminal, from a key to its echo, p99, " + name, ours: e2e("Terminal", name+"-p99-ns"), atMost: true, limit: 20, unit: "ms", by: ms},
+			row{what: "terminal, from a key to its echo, " + name + " / docker exec -it", ours: e2e("Terminal", name+"-p50-ns"), peer: e2e("Terminal", "engine-p50-ns"), comparison: true})
+	}
 	list = append(list, row{what: "events: coming back at record 99,604 of 100,000", ours: metric{"runner/server", "Reconnect", ns}, atMost: true, limit: 20, unit: "ms", by: ms})
 	for _, b := range []struct {
 		what, unit string
