@@ -16,6 +16,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/mount"
+
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/bridge"
@@ -49,6 +52,12 @@ func serveModel(t *testing.T, model *mockmodel.Model) string {
 // like that, at an address of its own, and agents.
 func (m *machine) configureModels(t *testing.T, address func(model string) string, agents string) {
 	t.Helper()
+	writeFile(t, filepath.Join(m.home, ".config", "caisson", "config.yaml"), modelsConfig(address)+"agents:\n"+agents, 0o644)
+	m.env = append(m.env, "MODEL_KEY="+modelKey)
+}
+
+// modelsConfig is the part of a configuration that has the models of configureModels.
+func modelsConfig(address func(model string) string) string {
 	var b strings.Builder
 	b.WriteString("models:\n")
 	for name, kind := range map[string]string{
@@ -57,8 +66,7 @@ func (m *machine) configureModels(t *testing.T, address func(model string) strin
 	} {
 		fmt.Fprintf(&b, "  %s: {model: model-1, api_key_env: MODEL_KEY, price: {input: 3, output: 15}, %s}\n", name, strings.ReplaceAll(kind, "URL", address(name)))
 	}
-	writeFile(t, filepath.Join(m.home, ".config", "caisson", "config.yaml"), b.String()+"agents:\n"+agents, 0o644)
-	m.env = append(m.env, "MODEL_KEY="+modelKey)
+	return b.String()
 }
 
 // askModel is a function for scripts: it posts its second argument to a path of the bridge.
@@ -267,9 +275,23 @@ type realAgent struct {
 	calls [2]mockmodel.Call
 }
 
+// answers are those of its model: the calls, and then the last word.
+func (a realAgent) answers() *mockmodel.Model {
+	model := &mockmodel.Model{Side: &mockmodel.Step{Text: "Title"}}
+	for _, one := range a.calls {
+		model.Steps = append(model.Steps, mockmodel.Step{Calls: []mockmodel.Call{one}})
+	}
+	model.Steps = append(model.Steps, mockmodel.Step{Text: "PLUMAGE"})
+	return model
+}
+
+// oddInstruction has nothing that may be an option, a placeholder or the shell's.
+const oddInstruction = `--version of "it" {{model}} $(touch pwned) 'x'`
+
 // TestRealAgents has each built-in agent, or one in a sample, write a file, run a command and
-// answer, without a network. What the command prints has no key. Then each has an answer that
-// doesn't end, and Claude Code and Codex are in a batch.
+// answer, without a network, also in a container where no namespaces can be made. What the
+// command prints has no key. Then each has an answer that doesn't end, and Claude Code and
+// Codex are in a batch.
 func TestRealAgents(t *testing.T) {
 	t.Parallel()
 	bin := agentPrograms(t)
@@ -282,15 +304,9 @@ func TestRealAgents(t *testing.T) {
 				t.Parallel() // they wait for themselves
 				m := newMachine(t)
 				m.env[0] = "PATH=" + bin + ":" + hostPath
-				model := &mockmodel.Model{Side: &mockmodel.Step{Text: "Title"}}
-				for _, one := range c.calls {
-					model.Steps = append(model.Steps, mockmodel.Step{Calls: []mockmodel.Call{one}})
-				}
-				model.Steps = append(model.Steps, mockmodel.Step{Text: "PLUMAGE"})
+				model := c.answers()
 				m.provideModel(t, model, "")
-				// Nothing of it may be an option, a placeholder or the shell's.
-				const instruction = `--version of "it" {{model}} $(touch pwned) 'x'`
-				out := m.run(t, "exec", "--workspace", m.workspace, "--backend", backend, "--model", c.model, "--agent", name, "--", instruction)
+				out := m.run(t, "exec", "--workspace", m.workspace, "--backend", backend, "--model", c.model, "--agent", name, "--", oddInstruction)
 				if out.status != 0 || !strings.Contains(out.stdout, "PLUMAGE") || strings.Contains(out.stderr, "refused") {
 					t.Errorf("status %d:\n%s\n%s", out.status, out.stdout, out.stderr)
 				}
@@ -302,11 +318,12 @@ func TestRealAgents(t *testing.T) {
 				if _, err := os.Stat(filepath.Join(m.workspace, "pwned")); err == nil {
 					t.Error("a shell got the instruction")
 				}
-				checkAgentRequests(t, model.Requests(), instruction)
+				checkAgentRequests(t, model.Requests())
 				m.wantNoText(t, modelKey)
 			})
 		}
 	})
+	t.Run("container job", func(t *testing.T) { realAgentsInJobs(t, filepath.Dir(filepath.Dir(bin)), names) })
 	t.Run("budget", func(t *testing.T) {
 		for _, name := range sandboxtest.Sampled(t, slices.Sorted(maps.Keys(agents))...) {
 			t.Run(name, func(t *testing.T) {
@@ -318,6 +335,39 @@ func TestRealAgents(t *testing.T) {
 		}
 	})
 	t.Run("batch", func(t *testing.T) { realAgentsBatch(t, bin) })
+}
+
+// realAgentsInJobs has agents work in the most restricted container job. Its network is this
+// machine's, where the mocks are.
+func realAgentsInJobs(t *testing.T, programs string, names []string) {
+	kit := newJobKit(t)
+	job := suiteJob
+	job.change = func(t *testing.T, h *container.HostConfig) {
+		suiteJob.change(t, h)
+		h.NetworkMode = "host"
+		h.Mounts = append(h.Mounts, mount.Mount{Type: mount.TypeBind, Source: programs, Target: "/opt/agents", ReadOnly: true})
+	}
+	agents := realAgents()
+	for _, name := range names {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			model := agents[name].answers()
+			address := serveModel(t, model)
+			writeFile(t, filepath.Join(kit.dir, name, "caisson", "config.yaml"), modelsConfig(func(string) string { return address }), 0o644)
+			p := kit.container(t, job)
+			out := p.begin(t, []string{"PATH=/opt/agents/node_modules/.bin:/usr/bin:/bin", "XDG_CONFIG_HOME=" + filepath.Join(p.kit, name), "MODEL_KEY=" + modelKey},
+				p.on("exec", "--model", agents[name].model, "--agent", name, "--", oddInstruction)).wait(t)
+			if out.status != 0 || !strings.Contains(out.stdout, "PLUMAGE") || strings.Contains(out.stderr, "refused") {
+				t.Errorf("status %d:\n%s\n%s", out.status, out.stdout, out.stderr)
+			}
+			left := p.sh(t, "cd "+p.project()+"; echo $(cat made)$(cat ran); ls pwned; grep -rF '"+strings.ReplaceAll(modelKey, "'", `'\''`)+"' "+p.dir)
+			if strings.TrimSpace(left.stdout) != "maderan" {
+				t.Errorf("the agent has left %q", left.stdout)
+			}
+			checkAgentRequests(t, model.Requests())
+			p.wantNothingLeft(t)
+		})
+	}
 }
 
 // spendAll has an agent whose model's answer doesn't end, in a session with a limit. The agent
@@ -354,9 +404,9 @@ func (m *machine) spendAll(t *testing.T, args ...string) {
 
 // checkAgentRequests checks that a model was asked with the instruction and the key, and
 // that no agent showed the key to it.
-func checkAgentRequests(t *testing.T, requests []mockmodel.Request, instruction string) {
+func checkAgentRequests(t *testing.T, requests []mockmodel.Request) {
 	t.Helper()
-	quoted, told := mustJSON(t, instruction), 0
+	quoted, told := mustJSON(t, oddInstruction), 0
 	for _, r := range requests {
 		if strings.Contains(string(r.Body), quoted[1:len(quoted)-1]) {
 			told++

@@ -9,11 +9,10 @@ import (
 )
 
 // BenchmarkTerminal measures the time from a key to its echo by a program on a terminal in a
-// sandbox, beside docker exec -it in the container of the backend docker. They take turns, one
-// key every 5 ms.
+// sandbox, beside docker exec -it. They take turns, one key every 5 ms.
 func BenchmarkTerminal(b *testing.B) {
 	const keys = 100 // of each in a round
-	echo := []string{"sh", "-c", "stty raw -echo; echo re''ady; exec cat"}
+	echo := []string{"sh", "-c", "stty raw -echo; printf ready; exec cat"}
 	sides := map[string]*conversation{}
 	for _, name := range backendNames {
 		if err := probeBackend(b, name); err != nil {
@@ -22,15 +21,18 @@ func BenchmarkTerminal(b *testing.B) {
 		}
 		m := newMachine(b)
 		sides[name] = m.converse(b, append([]string{"exec", "-it", "--workspace", m.workspace, "--backend", name, "--"}, echo...)...)
-		sides[name].waitFor(b, "ready\r\n")
-		if name == "docker" {
-			container, err := exec.CommandContext(b.Context(), "docker", "ps", "--latest", "--quiet").Output()
-			if err != nil {
-				b.Fatal(err)
-			}
-			sides["engine"] = converseWith(b, exec.CommandContext(b.Context(), "docker", append([]string{"exec", "-it", strings.TrimSpace(string(container))}, echo...)...))
-			sides["engine"].waitFor(b, "ready\r\n")
+		sides[name].waitFor(b, "ready")
+	}
+	if sides["docker"] != nil {
+		image := engineImage(b, userland(b, "stty"))
+		container, err := exec.CommandContext(b.Context(), "docker", "run", "--detach", "--interactive", "--rm", "--network=none", image, "cat").Output()
+		if err != nil {
+			b.Fatal(err)
 		}
+		id := strings.TrimSpace(string(container))
+		b.Cleanup(func() { _ = exec.Command("docker", "rm", "--force", id).Run() })
+		sides["engine"] = converseWith(b, exec.CommandContext(b.Context(), "docker", append([]string{"exec", "-it", id}, echo...)...))
+		sides["engine"].waitFor(b, "ready")
 	}
 	times := map[string][]time.Duration{}
 	for b.Loop() {
